@@ -458,7 +458,7 @@ def memory_growth(bench: Bench[TableSizes]) -> Iterator[Plan]:
     pair = ratio(lambda one: one["many"].amount, lambda one: one["few"].amount, "few", "many")
     notes = (
         f"anonymous memory (RssAnon) of a new process after {many:,} {ROWS}, in batches of"
-        f" {BATCH_ROWS:,}, {ONE_AT_A_TIME}, when the log is idle, with a WAL of"
+        f" {BATCH_ROWS:,}, {ONE_AT_A_TIME}: the most while the last WAL file filled, with a WAL of"
         f" {sizes.memory_wal_bytes // MIB} MiB (what is in it is in memory, too); no key was looked"
         f" up, so there is no index of keys; peer: the same process after {few:,}"
     )

@@ -153,7 +153,7 @@ class EncodedBackend:
         self.calls.add("appender")
         return EncodedAppender(self._backend.appender(table, producer=producer, epoch=epoch))
 
-    def fence(
+    def epoch_of(
         self,
         table: TableId,
         producer: bytes,
@@ -162,7 +162,7 @@ class EncodedBackend:
         timeout_s: float | None = None,
     ) -> int:
         epoch: int = self._call(
-            "fence", table, producer, partitions=partitions, timeout_s=timeout_s
+            "epoch_of", table, producer, partitions=partitions, timeout_s=timeout_s
         )
         return epoch
 

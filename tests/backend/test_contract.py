@@ -367,7 +367,7 @@ def test_no_call_waits_for_longer_than_it_was_told_to(tmp_path: Path, encoded: b
             "watermark": lambda s: backend.watermark(latest=True, timeout_s=s),
             "hold_history": lambda s: backend.hold_history(1 << 60, "a test", timeout_s=s),
             "history_lost": lambda s: backend.history_lost(history, timeout_s=s),
-            "fence": lambda s: backend.fence(table, b"p" * 16, timeout_s=s),
+            "epoch_of": lambda s: backend.epoch_of(table, b"p" * 16, timeout_s=s),
             "view": lambda s: backend.view(table, 0, timeout_s=s),
             "views": lambda s: backend.views(table, [0], timeout_s=s),
             "status": lambda s: backend.status(table, timeout_s=s),

@@ -256,6 +256,23 @@ def test_the_cache_counts_what_a_small_batch_really_takes(db: Database) -> None:
     assert 10 * 500 < size.cached_bytes < 10 * 5_000
 
 
+def test_batches_below_a_cut_are_at_hand_no_longer(db: Database) -> None:
+    # given batches that look-ups keep at hand
+    table, sizes = numbers(db), list[int]()
+    for first in range(0, 50, 10):
+        table.append([{"k": key, "v": key} for key in range(first, first + 10)])
+        assert table.get(first) == {"k": first, "v": first}
+        # when each is cut, but for its last row, before the next one comes
+        expire(table, first + 9)
+        size = table.index_size
+        assert size is not None
+        sizes.append(size.cached_bytes)
+    # then those of which no row is left take no memory: at hand are the newest, and the one before
+    assert sizes[2:] == [sizes[1]] * 3
+    assert table.get(39) is None
+    assert table.get(49) == {"k": 49, "v": 49}
+
+
 # -- chunks ---------------------------------------------------------------------------------------
 
 

@@ -21,8 +21,7 @@ from lowmark.metastore.errors import MetastoreUnreachable, NotInCluster
 from lowmark.node import AnswerLost, NodeClient, NodeUnreachable
 from lowmark.node.actions import EXECUTE_S, MetaActions
 from lowmark.node.bridge import NodeClosed, NodeClosing, NodeSilent
-from lowmark.node.client import CHANGES
-from lowmark.node.messages import Nothing
+from lowmark.node.messages import CHANGES, Nothing
 from lowmark.node.node import STATUS_S
 from lowmark.node.server import (
     ActionUnknown,

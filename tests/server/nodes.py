@@ -91,6 +91,10 @@ class Nodes:
     def connect(self, number: int) -> Database:
         return lowmark.connect(self._listen[number], timeout_s=START_S)
 
+    def open(self, number: int) -> Database:
+        """As a guest, by the directory of a node."""
+        return lowmark.open(self._path / f"n{number}")
+
     def number_of(self, address: str) -> int:
         return self._listen.index(address)
 

@@ -19,6 +19,7 @@ import pytest
 from pyarrow import flight
 
 import lowmark
+from backend.conftest import embedded
 from eventually import eventually
 from lowmark.access.directory import Directory
 from lowmark.backend.attached import Attached
@@ -27,11 +28,13 @@ from lowmark.backend.embedded import Embedded
 from lowmark.backend.protocol import CALLS, Request, encode_request
 from lowmark.backend.remote import RemoteBackend
 from lowmark.backend.spread import Spread
+from lowmark.backend.values import ReadRange
+from lowmark.client import Database
 from lowmark.errors import Rejected, Unavailable
 from lowmark.node import Node, NodeClient, NodeOptions, NodeUnreachable, Settings
 from lowmark.node.owner import Owner
 from lowmark.runtime import Locked
-from lowmark.server import Limits, on_node
+from lowmark.server import Limits, Server, on_node
 from lowmark.server.endpoint import Endpoint
 from lowmark.server.on_node import attach
 from node.running import QUICK
@@ -146,6 +149,62 @@ def test_a_guest_of_a_served_node_never_takes_its_place(tmp_path: Path) -> None:
     # when one of its guests looks for it, then it hears that there is none
     with pytest.raises(NodeUnreachable, match="no node serves"):
         directory.locate(0.1)
+
+
+class Gone:
+    """A database that was served at two addresses, as by two nodes, and a guest of the first."""
+
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch, *, nodes: int) -> None:
+        self.db = Database(embedded(path / "rows"))
+        self.servers = [Server(self.db, f"unix:{path}/{number}") for number in range(nodes)]
+        addresses = tuple(one.address for one in self.servers)
+        members = addresses if nodes > 1 else ()
+        monkeypatch.setattr(self.db.backend, "members", lambda: members)
+        with lowmark.open(path / "n1"):
+            pass
+        directory = Directory(str(path / "n1"), lambda: pytest.fail("it was owned"))
+        directory.owner = Owner.here(addresses[0], {}, serves=True)
+        self.guest = RemoteBackend(addresses[0], locate=directory.locate, explain=directory.explain)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.guest.close()
+        for server in self.servers:
+            server.close()
+        self.db.close()
+
+
+def test_a_guest_of_a_node_that_is_gone_goes_on_at_another_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Gone(tmp_path, monkeypatch, nodes=2) as world:
+        table = world.db.create_table("t", COLUMNS, key="id", partitions=1).descriptor.id
+        held = world.guest.hold(table, {0: ReadRange(0, None)}, holder="a test", why="it reads")
+        # when the node of the directory is gone
+        world.servers[0].close()
+        # then the guest is answered by another one of its cluster, and has its holds there
+        assert world.guest.status(table).keys() == {0}
+        assert world.guest.wait(held.hold, 0.0) >= 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_all_that_wait_for_a_node_that_is_gone_hear_that_no_node_serves_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: int
+) -> None:
+    with Gone(tmp_path, monkeypatch, nodes=nodes) as world, ThreadPoolExecutor(3) as pool:
+        for server in world.servers:
+            server.close()
+        # when several threads ask, of which one looks for the next owner
+        asked = [pool.submit(world.guest.get, b"k", timeout_s=s) for s in (0.1, 0.1, 0.4)]
+        # then each hears the same, and what to do
+        for one in asked:
+            error = one.exception()
+            assert isinstance(error, NodeUnreachable)
+            assert error.message == f"no node serves {tmp_path}/n1 any more"
+            assert "lowmark serve" in error.hint
 
 
 class Node1:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import lowmark
 from eventually import eventually
 from lowmark import errors
+from lowmark.backend.protocol import decode_request
 from lowmark.catalog import DropTable
 from lowmark.client import Database
+from lowmark.client.cluster import Cluster
+from lowmark.metastore import NodeInfo, Put
+from lowmark.metastore.nodes import node_key
 from lowmark.node.bridge import NodeSilent
 from lowmark.runtime import DiskFull
 from lowmark.server.service import as_lost
@@ -150,6 +155,112 @@ def test_what_may_have_been_done_is_not_done_again(
     with pytest.raises(errors.NodeUnreachable):
         db.backend.watermark(timeout_s=0.3)
     assert done > 2
+
+
+class Lossy:
+    """Has the answers to an action lost, after the server did what it was asked."""
+
+    def __init__(self, served: Served, monkeypatch: pytest.MonkeyPatch, action: bytes) -> None:
+        self.done = 0
+        call = served.server.endpoint._service.call
+
+        def lost(body: bytes) -> bytes:
+            answer = call(body)
+            if action in body:
+                self.done += 1
+                raise OSError("the connection broke")
+            return answer
+
+        monkeypatch.setattr(served.server.endpoint._service, "call", lost)
+
+
+CHANGES: dict[str, Callable[[Cluster], object]] = {
+    "rebalance.change": lambda cluster: cluster.pause(),
+    "rebalance.cancel": lambda cluster: cluster.cancel(),
+    "node.drain": lambda cluster: cluster.drain("n9"),
+    "zone.baseline": lambda cluster: cluster.baseline("default", "auto"),
+}
+
+
+def a_node_that_is_down(served: Served) -> None:
+    """It belongs to the cluster."""
+    number, address = 9, "127.0.0.1:1"
+    value = msgspec.json.encode(NodeInfo(number=number, name="n9", address=address))
+    served.backend.write([Put(node_key(number), value)])
+
+
+@pytest.mark.parametrize("action", CHANGES)
+def test_what_an_operator_has_asked_is_not_done_twice(
+    served: Served, db: Database, monkeypatch: pytest.MonkeyPatch, action: str
+) -> None:
+    a_node_that_is_down(served)
+    lossy = Lossy(served, monkeypatch, action.encode())
+    with pytest.raises(errors.OutcomeUnknown, match=f"whether {action} was done"):
+        CHANGES[action](db.cluster)
+    assert lossy.done == 1
+
+
+def test_a_removal_whose_answer_was_lost_is_done_if_the_node_is_gone(
+    served: Served, db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a node that may go
+    a_node_that_is_down(served)
+    lossy = Lossy(served, monkeypatch, b"node.remove")
+    # when it is removed, and the answer is lost, then the metastore says that it is gone
+    done = db.cluster.remove("n9")
+    assert (done.node, done.number, done.keep, lossy.done) == ("n9", 9, "", 1)
+    # and of one that is still there nothing is known
+    [own] = db.cluster.baseline("default").nodes
+    with pytest.raises(errors.OutcomeUnknown, match=r"whether node\.remove was done"):
+        db.cluster.remove(own)
+    assert lossy.done == 2
+
+
+@pytest.mark.parametrize("late", ["epoch_of", "propose"])
+def test_a_call_that_comes_late_fences_off_no_producer_that_was_opened_since(
+    served: Served, db: Database, monkeypatch: pytest.MonkeyPatch, late: str
+) -> None:
+    # given a server that is suspended when a producer is opened, whose client asks again elsewhere
+    orders = db.create_table("orders", COLUMNS, key="id", partitions=2)
+    held: list[bytes] = []
+    call = served.server.endpoint._service.call
+
+    def suspended(body: bytes) -> bytes:
+        if decode_request(body).call in (late, "fence") and not held:
+            held.append(body)
+            raise OSError("the connection broke")
+        return call(body)
+
+    monkeypatch.setattr(served.server.endpoint._service, "call", suspended)
+    with orders.producer(name="import", linger_ms=0) as producer:
+        producer.send_many(rows(0, 4))
+        producer.flush()
+        # when it wakes up, and does what it was asked at first
+        call(held.pop())
+        # then the producer goes on
+        producer.send_many(rows(4, 8))
+        producer.flush()
+    assert orders.count() == 8
+
+
+def test_a_producer_is_opened_though_the_answer_was_lost(
+    served: Served, db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders = db.create_table("orders", COLUMNS, key="id", partitions=2)
+    call, lost = served.server.endpoint._service.call, list[bytes]()
+
+    def loses(body: bytes) -> bytes:
+        answer = call(body)
+        if decode_request(body).call == "propose" and not lost:
+            lost.append(body)
+            raise OSError("the connection broke")
+        return answer
+
+    monkeypatch.setattr(served.server.endpoint._service, "call", loses)
+    with orders.producer(name="import", linger_ms=0) as producer:
+        producer.send_many(rows(0, 4))
+    assert lost
+    assert orders.count() == 4
 
 
 @pytest.mark.slow

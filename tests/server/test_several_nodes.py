@@ -340,8 +340,8 @@ def test_a_task_reads_on_at_another_node_when_the_one_it_reads_from_is_killed(
 
 
 def test_a_client_goes_on_at_another_node_when_its_own_is_killed(nodes: Nodes) -> None:
-    # given a client at node 1, a reader half-way and one that follows
-    with nodes.connect(1) as db, nodes.connect(0) as other:
+    # given a client at node 1 and a guest of node 0, a reader half-way and one that follows
+    with nodes.connect(1) as db, nodes.open(0) as other:
         table = table_of(db, "three", replicas=3)
         table.append(rows(0, 2_000))
         half = table.read(batch_bytes=1)

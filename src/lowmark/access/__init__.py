@@ -13,10 +13,12 @@ What holds
        database in the place of one that is gone.
     4. A guest that took over serves the others like any owner. It uses its own endpoint itself, so
        that what it has under way goes on, whichever process is the owner.
-    5. A process that opens it to read never owns it and never writes to it: it is a guest, or,
+    5. Guests of a node that is served (`lowmark serve`) never take its place: they go on at another
+       node of its cluster, or wait for it, each call for no longer than it may.
+    6. A process that opens it to read never owns it and never writes to it: it is a guest, or,
        while there is no owner, reads the files as they were at one moment. It keeps no owner out;
        what an owner removes that it needs is `DirectoryChanged`.
-    6. `Locked` means that the owner can't be reached, or that the caller insists on owning.
+    7. `Locked` means that the owner can't be reached, or that the caller insists on owning.
 """
 
 from typing import TYPE_CHECKING

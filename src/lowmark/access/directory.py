@@ -61,6 +61,8 @@ class Directory:
             owner = owner_of(self._path)
         except LowmarkError:
             return error
+        if owner is None and self.owner is not None and self.owner.serves:
+            return NodeGone(self._path)
         served = owner is None or owner.serves
         return error if served else unreachable(self._path, owner, error)
 

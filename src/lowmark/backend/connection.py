@@ -11,14 +11,13 @@ how new its catalog is. Where a server may be followed by another one, at anothe
 connection is given a way to find it (`locate`), and looks there whenever the last one is away. A
 server that is a node of a cluster says where the others are (`Welcome.members`): when it is away,
 gives no answer, or can't answer because it is cut off from the others, the first of them that says
-hello takes its place. Only what fails on the way to the server of now makes a connection leave it:
-what was under way to the one before ends with that.
+hello takes its place, also of one that was found by `locate`. Only what fails on the way to the
+server of now makes a connection leave it: what was under way to the one before ends with that.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import re
 import secrets
@@ -36,7 +35,7 @@ from lowmark.backend.call_streams import CallStreams
 from lowmark.backend.codec import decode
 from lowmark.backend.errors import Closed, Ended, OtherDatabase, ServerFull
 from lowmark.backend.forks import check_fork, made
-from lowmark.backend.port import RETRY
+from lowmark.backend.port import retry_of
 from lowmark.backend.protocol import (
     APPEND,
     CALL,
@@ -240,16 +239,32 @@ class Connection:
                 )
             try:
                 if self._away:
-                    if self._locate is not None:
-                        address = self._locate(left_s)
-                        if address != self.address:
-                            self._goes_to(address, _client(address))
-                    else:
-                        self._find_member(left_s)
+                    self._find(left_s)
                     self._away = False
             finally:
                 self._finding.release()
         return self._flight
+
+    def _find(self, left_s: float) -> None:
+        """Go to another node of the cluster, if one answers; or to the next owner."""
+        if self._locate is None:
+            self._find_member(left_s)
+        elif not self.has_others:
+            self._follow(self._locate(left_s))
+        else:
+            try:
+                self._find_member(left_s)
+            except NodeUnreachable as none:
+                try:
+                    address = self._locate(0.0)  # not for long: the others may be back as well
+                except LowmarkError:
+                    raise none from None
+                self._follow(address)
+
+    def _follow(self, owner: str) -> None:
+        """Go to the owner of now, if it is another one."""
+        if owner != self.address:
+            self._goes_to(owner, _client(owner), leaves=False)
 
     @property
     def has_others(self) -> bool:
@@ -259,7 +274,7 @@ class Connection:
     @property
     def others(self) -> int:
         """How many other servers would do."""
-        return len(self._others()) if self._locate is None else 0
+        return len(self._others())
 
     def leave(self) -> None:
         """Have the next call made at another server, if there is one."""
@@ -291,13 +306,14 @@ class Connection:
                 continue
             self.welcome = welcome
             if client is not self._flight:
-                self._goes_to(address, client)
+                self._goes_to(address, client, leaves=True)
             return
         raise NodeUnreachable(self.address, why="Neither does any other node of its cluster.")
 
-    def _goes_to(self, address: str, client: Any) -> None:
+    def _goes_to(self, address: str, client: Any, *, leaves: bool) -> None:
+        """`leaves`: the server before may go on; the next owner of a directory takes its place."""
         gone, self._flight = self._flight, client
-        session, leaves = self._session, self._locate is None
+        session = self._session
         if leaves:
             # Holds are taken again at the next one, for another session: what the server before
             # still hears of this one, however late, ends nothing of it.
@@ -334,10 +350,9 @@ class Connection:
             return self._value(result.body.to_pybytes())
 
         patience_s = _ATTEMPT_S + (arguments[1] if name == "wait" else 0.0)
-        if name == "fence":
-            patience_s = math.inf  # of two at a time, one would fence the other off
-        safe = RETRY.get(name, "safe") == "safe"
-        return self._again(name, ask, ends_at, safe=safe, patience_s=patience_s)
+        safe = retry_of(name, arguments) == "safe"
+        said = arguments[0] if name == "operate" else name
+        return self._again(said, ask, ends_at, safe=safe, patience_s=patience_s)
 
     def _value(self, data: bytes) -> Any:
         reply = decode_reply(data)
@@ -421,7 +436,8 @@ class Connection:
         if there is not None and there is not self._flight:
             return named, done_maybe  # that one was left before
         # A directory has one owner, however slow it is; of a cluster another node may answer.
-        if isinstance(named, _AWAY) and not (isinstance(named, _Late) and self._locate is not None):
+        owned = self._locate is not None and not self.has_others
+        if isinstance(named, _AWAY) and not (isinstance(named, _Late) and owned):
             self._away = True
             self._on_away()
         return named, done_maybe
@@ -455,7 +471,7 @@ class Connection:
         self.check()
         more = {**named, "timeout_s": timeout_s}
         request = Request(self.cluster, self._session, name, arguments, more)
-        if self._locate is None and self._others():  # one that is stuck must not take all the time
+        if self.has_others:  # one that is stuck must not take all the time
             timeout_s = max(timeout_s / 2, min(timeout_s, _ATTEMPT_S))
         there = None
         try:
@@ -566,7 +582,7 @@ LIMITED: Final = frozenset(
         "advance_watermark",
         "hold_history",
         "history_lost",
-        "fence",
+        "epoch_of",
         "view_since",
         "views",
         "status",

@@ -54,12 +54,10 @@ from lowmark.runtime import Buffer, HybridTime, millis_of, place_of
 from lowmark.runtime.memory import Memory
 from lowmark.runtime.store import Store
 from lowmark.table import (
-    EPOCH_BITS,
     Advanced,
     AsOfHold,
     Control,
     Distant,
-    Fence,
     Outcome,
     Partition,
     State,
@@ -388,7 +386,7 @@ class Embedded(NodeThread):
                 future = Future.failed(error)
             future.then(partial(_answer, one))
 
-    def fence(
+    def epoch_of(
         self,
         table: TableId,
         producer: bytes,
@@ -398,18 +396,14 @@ class Embedded(NodeThread):
     ) -> int:
         """See `Backend`."""
         ends_at = self._ends_at(timeout_s)
-        copies = list(self._copies(table, partitions, ends_at=ends_at).values())
+        copies = self._copies(table, partitions, ends_at=ends_at).values()
         epochs = self.ask(
             lambda: when_all(
                 [one.read(lambda state: state.producers.epoch_of(producer)) for one in copies]
             ),
             timeout_s=_left(ends_at),
         )
-        newest = max((epoch for epoch in epochs if epoch is not None), default=0)
-        epoch = (newest >> EPOCH_BITS) + 1 << EPOCH_BITS
-        fences = {one.number: Fence(producer, epoch) for one in copies}
-        self.propose(table, fences, timeout_s=_left(ends_at))
-        return epoch
+        return max((epoch for epoch in epochs if epoch is not None), default=0)
 
     # -- rows out -------------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ at exit the node is closed, and a process that is killed loses nothing that was 
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import threading
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from lowmark.backend.errors import Closed, Ended, Forked
+from lowmark.backend.exits import at_exit
 from lowmark.catalog.errors import VersionCompacted
 from lowmark.errors import LowmarkError, NoMemory, NoThreads, Unavailable
 from lowmark.group import Future
@@ -275,8 +275,10 @@ class NodeThread:
             raise self._failure
 
 
-@atexit.register
 def _close_all() -> None:
     for one in list(_open):
         with contextlib.suppress(LowmarkError):
             one.close()
+
+
+at_exit("backends", _close_all)

@@ -35,6 +35,7 @@ from lowmark.node.messages import (
     RebalanceSettings,
     RemoveNodeAsk,
     StuckDrain,
+    only_looks,
 )
 from lowmark.upkeep import Holder as CatalogHolder
 from lowmark.upkeep import Round as CatalogRound
@@ -84,15 +85,5 @@ def operated(backend: Backend, action: str, asked: msgspec.Struct, answer: type[
 
 def check_looks(database: str, action: str, body: bytes) -> None:
     """Refuse an action that would change something."""
-    match action:
-        case "rebalance.status" | "rebalance.plan" | "catalog.rounds":
-            return
-        case "catalog.compact" if msgspec.json.decode(body, type=CompactCatalogAsk).dry_run:
-            return
-        case "zone.baseline":
-            asked = msgspec.json.decode(body, type=BaselineAsk)
-            if not asked.auto and not asked.nodes:
-                return
-        case "node.drain" if msgspec.json.decode(body, type=DrainAsk).look:
-            return
-    raise ReadOnly(database, f"the action {action}")
+    if not only_looks(action, body):
+        raise ReadOnly(database, f"the action {action}")

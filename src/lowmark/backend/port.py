@@ -12,13 +12,14 @@ happens to a call whose answer is lost is its retry class:
     numbered    the batches of an appender have numbers: a repeat is stored once
     unknown     it may have been done: look before you ask again (`OutcomeUnknown`)
 
-`RETRY` says which call is which.
+`RETRY` says which call is which; `retry_of` does so of a call with what it is asked. A call or an
+action that no list names is `unknown`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Final, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Final, Literal, Protocol, TypeAlias, runtime_checkable
 
 from lowmark.backend.values import (
     Answer,
@@ -34,6 +35,7 @@ from lowmark.backend.values import (
 from lowmark.catalog import Catalog, Command, Executed, TableId
 from lowmark.ledger import Tail
 from lowmark.metastore import Condition, Entry, Operation
+from lowmark.node.messages import only_looks
 from lowmark.runtime import Buffer
 from lowmark.runtime.store import Store
 from lowmark.table import Advanced, Control, Outcome, Outgoing, View, WatermarkStanding
@@ -146,7 +148,7 @@ class Backend(Protocol):
     def appender(self, table: TableId, *, producer: bytes, epoch: int = 0) -> Appender:
         """A producer's way in. A higher epoch of the same producer fences off lower ones."""
 
-    def fence(
+    def epoch_of(
         self,
         table: TableId,
         producer: bytes,
@@ -154,10 +156,9 @@ class Backend(Protocol):
         partitions: Collection[int] | None = None,
         timeout_s: float | None = None,
     ) -> int:
-        """Begin an epoch above every one that is known of a producer, in all partitions or in
-        these; gives it.
-
-        Whatever an older one still sends is refused from then on.
+        """The newest epoch that is known of a producer, in all partitions or in these; 0: it is not
+        known. One above it is begun by `Fence`: its caller has chosen it, so that a call that comes
+        late, or twice, begins no newer one.
         """
 
     # -- rows out -------------------------------------------------------------------------------
@@ -347,7 +348,7 @@ RETRY: Final[Mapping[str, Retry]] = {
     "hold_history": "safe",
     "history_lost": "safe",
     "appender": "numbered",
-    "fence": "safe",
+    "epoch_of": "safe",
     "view": "safe",
     "views": "safe",
     "status": "safe",
@@ -362,5 +363,23 @@ RETRY: Final[Mapping[str, Retry]] = {
     "get": "safe",
     "range": "safe",
     "write": "unknown",
-    "operate": "safe",
+    "operate": "unknown",
 }
+"""Of `operate`, the actions that only look are safe (`only_looks`)."""
+BESIDE: Final[Mapping[str, Retry]] = {
+    "endpoint_here": "safe",
+    "files_here": "safe",
+    "leave": "safe",
+    "look_up": "safe",
+    "now_here": "safe",
+    "renew": "safe",
+    "view_since": "safe",
+}
+"""What clients and nodes ask a server besides the port."""
+
+
+def retry_of(name: str, arguments: Sequence[Any]) -> Retry:
+    """The retry class of a call as it is asked here."""
+    if name == "operate" and len(arguments) == 2 and only_looks(*arguments):
+        return "safe"
+    return RETRY.get(name) or BESIDE.get(name, "unknown")

@@ -109,7 +109,7 @@ class _Refusing:
         del table, producer, epoch
         return _TakesNothing(self._database)
 
-    def fence(
+    def epoch_of(
         self,
         table: TableId,
         producer: bytes,

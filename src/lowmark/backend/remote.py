@@ -9,7 +9,6 @@ knows none of them; they are taken again, and a reader goes on from where it was
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import threading
@@ -33,6 +32,7 @@ from lowmark.backend.connection import (
     is_passing,
 )
 from lowmark.backend.errors import BatchesMoved, Closed, Forked, HoldUnknown
+from lowmark.backend.exits import at_exit
 from lowmark.backend.protocol import Reply
 from lowmark.backend.remote_append import RemoteAppender, RemoteAppends
 from lowmark.backend.remote_read import Ahead, RemoteRead
@@ -324,7 +324,7 @@ class RemoteBackend:
         catalog = self.catalog(fresh=True) if fresh else self._catalog
         return None if catalog is None else catalog.table(table)
 
-    def fence(
+    def epoch_of(
         self,
         table: TableId,
         producer: bytes,
@@ -334,7 +334,7 @@ class RemoteBackend:
     ) -> int:
         """See `Backend`."""
         these = None if partitions is None else tuple(partitions)
-        epoch: int = self._call("fence", table, producer, partitions=these, timeout_s=timeout_s)
+        epoch: int = self._call("epoch_of", table, producer, partitions=these, timeout_s=timeout_s)
         return epoch
 
     # -- rows out -------------------------------------------------------------------------------
@@ -813,8 +813,10 @@ def _care_for(backend: weakref.ref[RemoteBackend], wake: SimpleQueue[None]) -> N
                 wake.get_nowait()
 
 
-@atexit.register
 def _close_all() -> None:
     for one in list(_open):
         with contextlib.suppress(LowmarkError):
             one.close()
+
+
+at_exit("backends", _close_all)

@@ -47,7 +47,7 @@ from lowmark.ledger import Tail
 from lowmark.metastore import Topology
 from lowmark.node import Node, NodeClosing, NodeUnreachable
 from lowmark.runtime import Buffer
-from lowmark.table import Fence, Partition, PartitionNotHere, View
+from lowmark.table import Partition, PartitionNotHere, View
 
 logger = logging.getLogger(__name__)
 
@@ -311,7 +311,7 @@ class Spread(Attached):
         peers = list(self._peers.values())
         return max([super().latest_time(), *(one.latest_time() for one in peers)])
 
-    def fence(
+    def epoch_of(
         self,
         table: TableId,
         producer: bytes,
@@ -321,10 +321,10 @@ class Spread(Attached):
     ) -> int:
         """See `Backend`."""
         return self._rerouted(
-            timeout_s, lambda: self._fence(table, producer, partitions, timeout_s)
+            timeout_s, lambda: self._epoch_of(table, producer, partitions, timeout_s)
         )
 
-    def _fence(
+    def _epoch_of(
         self,
         table: TableId,
         producer: bytes,
@@ -333,21 +333,12 @@ class Spread(Attached):
     ) -> int:
         numbers = self._all(table) if partitions is None else partitions
         here, away = self._split(table, numbers, timeout_s)
-        if not away:
-            return super().fence(table, producer, partitions=partitions, timeout_s=timeout_s)
-        epochs: dict[int, int] = {}
+        newest = super().epoch_of(table, producer, partitions=here, timeout_s=timeout_s)
         for nodes, some in away.items():
             with self._at(nodes) as peer:
-                begun = peer.fence(table, producer, partitions=some, timeout_s=timeout_s)
-            epochs |= dict.fromkeys(some, begun)
-        if here:
-            begun = super().fence(table, producer, partitions=here, timeout_s=timeout_s)
-            epochs |= dict.fromkeys(here, begun)
-        epoch = max(epochs.values())
-        below = {number: Fence(producer, epoch) for number in epochs if epochs[number] < epoch}
-        if below:
-            self.propose(table, below, timeout_s=timeout_s)
-        return epoch
+                known = peer.epoch_of(table, producer, partitions=some, timeout_s=timeout_s)
+            newest = max(newest, known)
+        return newest
 
     def view(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeVar
 
+from lowmark.backend.errors import OutcomeUnknown
 from lowmark.backend.operating import (
     BaselineAsk,
     BaselineReply,
@@ -30,7 +31,10 @@ from lowmark.backend.port import Backend
 from lowmark.client.checking import whole
 from lowmark.client.edges import edge
 from lowmark.client.session import Session
-from lowmark.errors import Rejected
+from lowmark.errors import LowmarkError, Rejected
+from lowmark.ledger.home import HOME_KEY, keep_of
+from lowmark.metastore import NodeInfo
+from lowmark.metastore.nodes import NODE_PREFIX, decode_node
 
 T = TypeVar("T")
 
@@ -109,8 +113,29 @@ class Cluster:
         return operated(self._backend, "node.drain", DrainAsk(node=node, look=True), DrainReply)
 
     def remove(self, node: str) -> NodeReply:
-        """Take a node out of the cluster, for good. It is refused while partitions need it."""
-        return operated(self._backend, "node.remove", RemoveNodeAsk(node=node), NodeReply)
+        """Take a node out of the cluster, for good. It is refused while partitions need it.
+
+        Should the answer be lost, the metastore says whether the node is gone: then it is done.
+        """
+        before = next((one for one in self._nodes() if node in (one.name, str(one.number))), None)
+        try:
+            return operated(self._backend, "node.remove", RemoveNodeAsk(node=node), NodeReply)
+        except OutcomeUnknown as unknown:
+            if before is None:
+                raise
+            try:
+                is_gone = all(one.number != before.number for one in self._nodes())
+                home = self._backend.get(HOME_KEY)
+            except LowmarkError:
+                raise unknown from None
+            if not is_gone:
+                raise
+            keep = keep_of(None if home is None else home.value, before.number)
+            return NodeReply(node=before.name, number=before.number, keep=keep)
+
+    def _nodes(self) -> list[NodeInfo]:
+        """What belongs to the cluster, up or down."""
+        return [decode_node(entry.value) for entry in self._backend.range(NODE_PREFIX)]
 
     def baseline(
         self, zone: str, nodes: Sequence[str] | Literal["auto"] | None = None

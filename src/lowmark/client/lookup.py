@@ -79,13 +79,17 @@ class _Indexed:
 
 
 class _Cache:
-    """Decoded batches, the least recently used first."""
+    """Decoded batches, the least recently used first. Those that are wholly below their partition's
+    cut are let go of, for no look-up asks for them again.
+    """
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._lock = threading.Lock()
         self._batches: OrderedDict[tuple[int, int], list[pa.Array]] = OrderedDict()
         self._sizes: dict[tuple[int, int], int] = {}
+        self._starts: dict[int, int] = {}
+        """The cut of each partition up to which batches were let go."""
         self.bytes = 0
 
     def get(self, key: tuple[int, int]) -> list[pa.Array] | None:
@@ -97,8 +101,11 @@ class _Cache:
                 pass  # another thread has let it go just now
         return columns
 
-    def put(self, key: tuple[int, int], columns: list[pa.Array], size: int) -> None:
+    def put(self, key: tuple[int, int], columns: list[pa.Array], size: int, *, start: int) -> None:
+        """Keep a batch; `start`: where the backlog of its partition begins by now."""
         with self._lock:
+            if start > self._starts.get(key[0], 0):
+                self._let_go_below(key[0], start)
             if key in self._batches:
                 return
             self._batches[key], self._sizes[key] = columns, size
@@ -106,6 +113,14 @@ class _Cache:
             while self.bytes > self._bytes_max and len(self._batches) > 1:
                 gone, _ = self._batches.popitem(last=False)
                 self.bytes -= self._sizes.pop(gone)
+
+    def _let_go_below(self, partition: int, start: int) -> None:
+        self._starts[partition] = start
+        for key in list(self._sizes):
+            number, first = key
+            if number == partition and first + len(self._batches[key][0]) <= start:
+                del self._batches[key]
+                self.bytes -= self._sizes.pop(key)
 
 
 class Lookup:
@@ -320,7 +335,7 @@ class Lookup:
             keep = np.ones(int(view.columns.rows[at]), bool) if mixed else None
             batch = self.shape.read_at(view, at, command, partition=partition, keep=keep)
             found = batch.columns
-            self._cache.put(key, found, _size_of(found, command))
+            self._cache.put(key, found, _size_of(found, command), start=view.start)
         return found
 
     # -- many keys ------------------------------------------------------------------------------

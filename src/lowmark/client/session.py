@@ -7,11 +7,11 @@ keeps something for ends with it: a reader, a run under way, a producer that has
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import weakref
 from typing import Protocol
 
+from lowmark.backend.exits import at_exit
 from lowmark.backend.port import Backend
 from lowmark.errors import LowmarkError
 
@@ -32,29 +32,30 @@ class Session:
         self.backend = backend
         self.finishing: weakref.WeakSet[Finishing] = weakref.WeakSet()
         self._last: Finishing | None = None
-        self._behind = False
+        self.behind = False
         _open.add(self)
 
     def finish_last(self, one: Finishing, *, behind: bool = False) -> None:
         """Have something finished behind all others, before the backend is closed or `behind` it:
         what lets other processes in.
         """
-        self._last, self._behind = one, behind
-        # A server of Flight's ends itself when the interpreter does, and waits for its clients;
-        # hooks go backwards, so this one comes before that.
-        atexit.unregister(_close_all)
-        atexit.register(_close_all)
+        self._last, self.behind = one, behind
+
+    def finish(self) -> None:
+        """Finish what is under way."""
+        if self.backend.closed:
+            return
+        for one in list(self.finishing):
+            with contextlib.suppress(LowmarkError):
+                one.finish()
 
     def close(self) -> None:
         """Finish what is under way, and close the backend. Closing twice is fine."""
         here = not self.backend.closed  # after a fork it is the parent's
-        if here:
-            for one in list(self.finishing):
-                with contextlib.suppress(LowmarkError):
-                    one.finish()
+        self.finish()
         _open.discard(self)
         last = self._last.finish if here and self._last is not None else _nothing
-        first, second = (self.backend.close, last) if self._behind else (last, self.backend.close)
+        first, second = (self.backend.close, last) if self.behind else (last, self.backend.close)
         try:
             first()
         finally:
@@ -65,9 +66,18 @@ def _nothing() -> None:
     pass
 
 
-@atexit.register
+def _finish_all() -> None:
+    with contextlib.ExitStack() as stack:  # what one raises keeps no other from it
+        for one in list(_open):
+            stack.callback(one.finish)
+
+
 def _close_all() -> None:
-    # Before the backends are closed, which was registered before this.
-    for one in list(_open):
+    # A guest that has taken its directory over closes the database that it opened for that.
+    for one in sorted(_open, key=lambda session: not session.behind):
         with contextlib.suppress(LowmarkError):
             one.close()
+
+
+at_exit("rows", _finish_all)
+at_exit("sessions", _close_all)

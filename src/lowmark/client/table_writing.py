@@ -8,12 +8,15 @@ changed. It is all done on the caller's thread; any number of them may write at 
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lowmark.backend.errors import OutcomeUnknown
+from lowmark.backend.port import Backend
 from lowmark.catalog import Table, TableSchema
 from lowmark.client.appending import Part, Parts, Pending, TableAppender
 from lowmark.client.checking import check_key, check_values, key_batches, key_schema
@@ -24,10 +27,13 @@ from lowmark.convert.rows import is_frame
 from lowmark.errors import Rejected
 from lowmark.table import (
     CHANGE,
+    EPOCH_BITS,
     NAME_CHARACTERS_MAX,
     Change,
     Compression,
+    Fence,
     KeyForm,
+    ProducerFenced,
     check_row_sizes,
     outgoing,
     renewed_rows,
@@ -36,6 +42,27 @@ from lowmark.table import (
 
 SLICE_ROWS = 1 << 16
 """Rows that are split and sent together."""
+
+
+def _begun(backend: Backend, table: Table, producer: bytes) -> int:
+    """A new epoch of a producer, in all partitions.
+
+    Its number is chosen here, once: a call that is carried out late, at a node that was suspended,
+    finds that a newer epoch has begun, and changes nothing. When an answer was lost, or another
+    producer of that name was opened at the same moment, the next number is tried.
+    """
+    ends_at = time.monotonic() + backend.info.request_timeout_ms / 1_000
+    while True:
+        epoch = (backend.epoch_of(table.id, producer) >> EPOCH_BITS) + 1 << EPOCH_BITS
+        fences = dict.fromkeys(range(table.partitions), Fence(producer, epoch))
+        try:
+            backend.propose(table.id, fences)
+        except (OutcomeUnknown, ProducerFenced) as error:
+            replaced = isinstance(error, ProducerFenced) and error.current > epoch
+            if replaced or time.monotonic() >= ends_at:
+                raise
+        else:
+            return epoch
 
 
 def written_with(table: Table, version: int | None) -> TableSchema:
@@ -127,7 +154,7 @@ class TableWriter:
             )
         producer = hashlib.blake2b(name.encode(), digest_size=16, person=b"producer").digest()
         backend = self._session.backend
-        epoch = backend.fence(table.id, producer)
+        epoch = _begun(backend, table, producer)
         return TableAppender(backend, table.id, table.name, producer=producer, epoch=epoch)
 
     def _coercion(self, table: Table, schema: TableSchema) -> Coercion:

@@ -29,3 +29,9 @@ def decode_home(value: Buffer) -> LedgerHome:
         return msgspec.json.decode(value, type=LedgerHome)
     except msgspec.MsgspecError as error:
         raise Corrupt(f"the place of ledgers in the metastore can't be read: {error}") from error
+
+
+def keep_of(noted: Buffer | None, node: int) -> str:
+    """The folder that stays needed when a node leaves the cluster; empty: none."""
+    home = None if noted is None else decode_home(noted)
+    return home.path if home is not None and home.node == node else ""

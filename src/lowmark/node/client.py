@@ -33,6 +33,7 @@ from lowmark.node.messages import (
     WatchStarted,
     WrittenReply,
     joined,
+    only_looks,
 )
 from lowmark.node.owner import SCHEME
 from lowmark.runtime import host_and_port
@@ -48,21 +49,6 @@ TIMEOUTS_S = {
     "meta.history": 60.0,
     "partition.reset": 60.0,
 }
-CHANGES = frozenset(
-    {
-        "meta.put",
-        "meta.remove",
-        "catalog.execute",
-        "rebalance.change",
-        "rebalance.cancel",
-        "node.remove",
-        "partition.reset",
-        "partition.rebuild",
-        "log.compact",
-        "log.rewrite",
-    }
-)
-"""Actions that must not be repeated without a look."""
 _NOT_SENT = "failed to connect"
 """What gRPC says, and says only, when there was no connection to send anything by."""
 JOIN_PATIENCE_S = 30.0
@@ -217,9 +203,9 @@ class NodeClient:
             for result in results:
                 yield _decoded(result.body.to_pybytes(), answer)
         except (flight.FlightError, pyarrow.ArrowException) as error:
-            raise self._in_our_words(action, error) from error
+            raise self._in_our_words(action, encoded, error) from error
 
-    def _in_our_words(self, action: str, error: Any) -> LowmarkError:
+    def _in_our_words(self, action: str, body: bytes, error: Any) -> LowmarkError:
         extra = getattr(error, "extra_info", None)
         said = decode_fault(extra) if extra else None
         if said is not None:
@@ -228,7 +214,7 @@ class NodeClient:
         why = f"{str(error).rpartition(': ')[2]}."
         if isinstance(error, flight.FlightTimedOutError):
             why = f"Nothing came in {self.timeout_of(action):g} s."
-        if action in CHANGES and _NOT_SENT not in str(error):
+        if _NOT_SENT not in str(error) and not only_looks(action, body):
             return AnswerLost(self.address, action, why=why)
         return NodeUnreachable(self.address, why=why)
 

@@ -19,6 +19,8 @@ gives; `*` marks a stream of several results:
     node.drain             DrainAsk        DrainReply
     node.remove            RemoveNodeAsk   NodeReply
     zone.baseline          BaselineAsk     BaselineReply
+    catalog.compact        CompactCatalogAsk Round
+    catalog.rounds         Nothing         RoundsReply
     partition.list         PartitionsAsk   PartitionsReply
     partition.reset        ResetAsk        ResetReply
     partition.rebuild      RebuildAsk      RebuildRow, any number
@@ -34,6 +36,7 @@ import contextlib
 import errno
 import socket
 from ipaddress import ip_address
+from typing import Final
 
 import msgspec
 
@@ -833,3 +836,55 @@ class RebuildRow(_Reply, frozen=True):
     """The nodes that it is made from."""
     problem: str = ""
     """Why it does not get on, if it does not."""
+
+
+# -- what an action does --------------------------------------------------------------------------
+
+LOOKS: Final = frozenset(
+    {
+        "status",
+        "cluster.peer-address",
+        "meta.get",
+        "meta.range",
+        "meta.history",
+        "meta.watch",
+        "rebalance.status",
+        "rebalance.plan",
+        "catalog.rounds",
+        "partition.list",
+    }
+)
+"""Actions that change nothing: they may be asked again."""
+CHANGES: Final = frozenset(
+    {
+        "meta.put",
+        "meta.remove",
+        "catalog.execute",
+        "catalog.compact",
+        "rebalance.change",
+        "rebalance.cancel",
+        "node.drain",
+        "node.remove",
+        "zone.baseline",
+        "partition.reset",
+        "partition.rebuild",
+        "log.compact",
+        "log.rewrite",
+    }
+)
+"""Actions that must not be repeated without a look, unless they are asked to look only."""
+
+
+def only_looks(action: str, body: bytes) -> bool:
+    """Whether an action changes nothing as it is asked here. One that is in neither list, or whose
+    body can't be read, may change something.
+    """
+    with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
+        if action == "catalog.compact":
+            return msgspec.json.decode(body, type=CompactCatalogAsk).dry_run
+        if action == "node.drain":
+            return msgspec.json.decode(body, type=DrainAsk).look
+        if action == "zone.baseline":
+            asked = msgspec.json.decode(body, type=BaselineAsk)
+            return not asked.auto and not asked.nodes
+    return action in LOOKS

@@ -80,8 +80,8 @@ class Owner(msgspec.Struct, frozen=True):
     boot: str = ""
     """Which start of the machine it is of: no guest outlives it."""
     serves: bool = False
-    """Whether it is a node that is served (`lowmark serve`): guests wait for it when it is gone,
-    and do not take its place, for other nodes may know it."""
+    """Whether it is a node that is served (`lowmark serve`): when it is gone, guests go on at
+    another node or wait for it, and do not take its place, for other nodes may know it."""
 
     @staticmethod
     def here(

@@ -8,14 +8,14 @@ waits for them a short while, and lays their answers beside what the metastore s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from lowmark.catalog import Catalogs, TableId, find_zone
 from lowmark.errors import LowmarkError, Rejected
-from lowmark.group import Future, Groups, Reply
-from lowmark.ledger.home import HOME_KEY, decode_home
+from lowmark.group import Future, Groups, OutcomeUnknown, Reply
+from lowmark.ledger.home import HOME_KEY, keep_of
 from lowmark.metastore import Cluster, NodeInfo
 from lowmark.node.asking import ask_each
 from lowmark.node.homes import find_table, name_of
@@ -47,6 +47,7 @@ from lowmark.placement.progress import Move
 from lowmark.runtime import Buffer
 from lowmark.table import Tables, group_name
 
+T = TypeVar("T")
 SERVICE = "node.moves"
 
 
@@ -286,7 +287,7 @@ class Rebalance:
         if asked.look:
             return look(None)
         done = self._operations.fill(node) if asked.stop else self._operations.drain(node)
-        return _then(_then(done, self._up_to_date), look)
+        return _then(done, lambda _: _answered(_then(self._up_to_date(), look)))
 
     def _drained(self, node: int, said: dict[int, _Said | None]) -> DrainReply:
         own = said.get(node)
@@ -312,8 +313,7 @@ class Rebalance:
 
         def done(_: object) -> NodeReply:
             entry = self._cluster.metastore.get_local(HOME_KEY)
-            home = None if entry is None else decode_home(entry.value)
-            keep = home.path if home is not None and home.node == number else ""
+            keep = keep_of(None if entry is None else entry.value, number)
             return NodeReply(node=name, number=number, keep=keep)
 
         # Whether it is needed is decided by what this node knows.
@@ -338,7 +338,7 @@ class Rebalance:
             return Future.of(shown(None))
         nodes = sorted({self._operations.node_named(text) for text in asked.nodes})
         chosen = self._operations.choose(asked.zone, None if asked.auto else nodes)
-        return _then(chosen, self._up_to_date).map(shown)
+        return _then(chosen, lambda _: _answered(self._up_to_date())).map(shown)
 
     # -- names ------------------------------------------------------------------------------------
 
@@ -369,4 +369,21 @@ def _then(first: Future[Any], following: Callable[[Any], Future[Any]]) -> Future
             whole.reject(error)
 
     first.then(done)
+    return whole
+
+
+def _answered(look: Future[T]) -> Future[T]:
+    """What a change came to that is done: an error of the look must not say that it was refused,
+    nor have it asked for again.
+    """
+    whole: Future[T] = Future()
+
+    def looked(future: Future[T]) -> None:
+        if future.error is None:
+            whole.resolve(future.result())
+        else:
+            why = f"it was written, and its answer could not be read: {future.error.message}"
+            whole.reject(OutcomeUnknown("metastore", why=why))
+
+    look.then(looked)
     return whole

@@ -6,7 +6,6 @@ if the server was closing: clients ask again.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import threading
@@ -21,6 +20,7 @@ from pyarrow import flight
 from lowmark.backend.connection import location_of, unix_path
 from lowmark.backend.embedded import Embedded
 from lowmark.backend.errors import ServerStuck
+from lowmark.backend.exits import at_exit, come_first
 from lowmark.backend.forks import check_fork, made
 from lowmark.backend.protocol import CALL, HELLO
 from lowmark.client import Database
@@ -116,10 +116,7 @@ class Server:
         self.address = address
         """Where clients reach it; a port 0 has been replaced by the real one."""
         _open.add(self)
-        # Flight ends its servers when the interpreter ends, and waits for their clients. Hooks go
-        # backwards: this one comes before that.
-        atexit.unregister(_close_all)
-        atexit.register(_close_all)
+        come_first()  # before Flight's own hook for its server
         try:
             self._endpoint = Endpoint(
                 database, address, limits=limits, hold_ms=hold_ms, on_held=on_held
@@ -183,3 +180,6 @@ def _close_all() -> None:
         for one in list(_open):
             with contextlib.suppress(LowmarkError):
                 one.close()
+
+
+at_exit("servers", _close_all)

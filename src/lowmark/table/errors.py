@@ -58,11 +58,15 @@ class RepeatTooOld(Conflict):
 class ProducerFenced(Conflict):
     """A producer that another one with its name has replaced."""
 
+    current = 0
+    """The epoch of that one; 0: a peer did not say."""
+
     def __init__(self, *, epoch: int, current: int) -> None:
         super().__init__(
             f"this producer (epoch {epoch}) was replaced by a newer one (epoch {current})",
             hint="Close it: the producer that replaced it goes on with its work.",
         )
+        self.current = current
 
 
 class ProducerForgotten(Conflict):
