@@ -42,10 +42,10 @@ from lowmark.metastore import (
     Do,
     Entry,
     Event,
+    Following,
     NodeInfo,
     Operation,
     Topology,
-    Watch,
 )
 from lowmark.metastore.coordinator import name_of
 from lowmark.metastore.nodes import TOPOLOGY_KEY, decode_topology
@@ -190,7 +190,7 @@ class Placement:
         """Whether the stable set of a partition is its first one: then it names the founders."""
         self._homeless: dict[TableId, str] = {}
         """Tables that no node may hold, and why."""
-        self._watch: Watch | None = None
+        self._following: Following | None = None
         self._closed = False
 
     def start(self) -> None:
@@ -208,8 +208,8 @@ class Placement:
         self.leaving.close()
         self.resetting.close()
         self._outdated.close()
-        if self._watch is not None:
-            self._watch.close()
+        if self._following is not None:
+            self._following.close()
         for table in list(self._waiting):
             self._end_wait(table)
 
@@ -275,27 +275,19 @@ class Placement:
 
     def _begin(self) -> None:
         if not self._closed:
-            self._follow()
+            self._following = self._metastore.keep_watching(
+                prefix=ASSIGNMENTS_PREFIX,
+                keys=[REBALANCE_KEY],
+                start=self._take_all,
+                on_event=self._changed,
+                name="assignments",
+            )
             self._cluster.on_topology(lambda _: self._complete())
             self.zones.start()
 
-    def _follow(self) -> None:
-        """Take all assignments as they are now, and watch for others."""
-        if self._closed or self._metastore.group.stopped is not None:
-            return
-        try:
-            page = self._metastore.range_local(ASSIGNMENTS_PREFIX)
-            self._watch = self._metastore.watch(
-                prefix=ASSIGNMENTS_PREFIX,
-                keys=[REBALANCE_KEY],
-                from_revision=page.revision + 1,
-                on_event=self._changed,
-                on_end=self._follow_later,
-                name="assignments",
-            )
-        except LowmarkError as error:
-            self._follow_later(error)
-            return
+    def _take_all(self) -> None:
+        """Take all assignments as they are now."""
+        page = self._metastore.range_local(ASSIGNMENTS_PREFIX)
         known = [partition for partition, _ in self.all_keys()]
         self._keys.clear()
         self.heard += 1
@@ -305,13 +297,6 @@ class Placement:
         # What lies here of partitions that were moved away while this node was down.
         for table, number in self._tables.on_disk():
             self.leaving.look(PartitionId(table, number))
-
-    def _follow_later(self, error: LowmarkError) -> None:
-        if not self._closed:
-            logger.warning(
-                "assignments are not followed for a moment", extra={"reason": error.message}
-            )
-            self._loop.call_later(_RETRY_MS, self._follow)
 
     def _changed(self, event: Event) -> None:
         changed = self._take((change.key, change.entry) for change in event.changes)

@@ -22,7 +22,7 @@ from functools import partial
 from lowmark.catalog import Catalog, Catalogs, Zone
 from lowmark.errors import LowmarkError
 from lowmark.group import Future
-from lowmark.metastore import Cluster, Compare, Entry, Put, Revision
+from lowmark.metastore import Cluster, Compare, Entry, Following, Put, Revision
 from lowmark.metastore.state import State, prefix_end
 from lowmark.placement import decisions
 from lowmark.placement.assignments import (
@@ -112,17 +112,27 @@ class Zones:
         self._timer: Timer | None = None
         self._others: Timer | None = None
         self._scheduled = False
+        self._following: Following | None = None
         self._closed = False
 
     def start(self) -> None:
         """Look after zones from now on."""
         self._cluster.on_topology(lambda _: self.look_soon())
         self._metastore.on_elected(lambda _: self._elected())
-        self._follow()
+        self._following = self._metastore.keep_watching(
+            prefix=ZONE_PREFIX,
+            start=self._take_all,
+            on_event=lambda event: self._heard(
+                [(change.key, change.entry) for change in event.changes]
+            ),
+            name="zones",
+        )
 
     def close(self) -> None:
         """Decide nothing more."""
         self._closed = True
+        if self._following is not None:
+            self._following.close()
         for timer in (self._timer, self._others):
             if timer is not None:
                 timer.cancel()
@@ -146,32 +156,12 @@ class Zones:
             logger.warning("zones begin to wait anew", extra={"reason": error.message})
         self.look_soon()
 
-    def _follow(self) -> None:
-        """Hear of baselines and of nodes that are drained."""
-        if self._closed or self._metastore.group.stopped is not None:
-            return
-        try:
-            page = self._metastore.range_local(ZONE_PREFIX)
-            self._metastore.watch(
-                prefix=ZONE_PREFIX,
-                from_revision=page.revision + 1,
-                on_event=lambda event: self._heard(
-                    [(change.key, change.entry) for change in event.changes]
-                ),
-                on_end=self._follow_later,
-                name="zones",
-            )
-        except LowmarkError as error:
-            self._follow_later(error)
-            return
+    def _take_all(self) -> None:
+        """Take all baselines, and nodes that are drained, as they are now."""
+        page = self._metastore.range_local(ZONE_PREFIX)
         self._revisions.clear()
         self.drained = frozenset()
         self._heard([(entry.key, entry) for entry in page.entries])
-
-    def _follow_later(self, error: LowmarkError) -> None:
-        if not self._closed:
-            logger.warning("zones are not followed for a moment", extra={"reason": error.message})
-            self._loop.call_later(_RETRY_MS, self._follow)
 
     def _heard(self, entries: Iterable[tuple[bytes, Entry | None]]) -> None:
         for key, entry in entries:
