@@ -20,7 +20,7 @@ from lowmark.catalog.serializers import encode_update
 from lowmark.catalog.update_log import append, update_key
 from lowmark.errors import LowmarkError, Unavailable
 from lowmark.group import Future, OutcomeUnknown
-from lowmark.metastore import Do, Event, NotComplete, Put
+from lowmark.metastore import Do, Event, NotComplete, Put, Watch
 from lowmark.runtime import HybridTime, millis_of
 from metastore.world import World
 from sim.catalog_world import DAY_MS, DrivenNode, DrivenWorld, bytes_of, log_of, ms
@@ -146,11 +146,18 @@ def test_a_look_up_for_a_time_that_is_yet_to_come_is_refused(world: DrivenWorld)
     assert world.wait(node.catalog.at(node.metastore.complete_to)).version == 2
 
 
+def watch_of(node: DrivenNode) -> Watch:
+    """What tells its catalog of versions."""
+    following = node.catalog._following
+    assert following is not None
+    assert following.watch is not None
+    return following.watch
+
+
 def wait_behind(world: DrivenWorld, node: DrivenNode) -> None:
     """Until there is a revision that the catalog's watch has not come to."""
     world.wait(node.metastore.put(b"other", b"1"))
-    watch = node.catalog._watch
-    assert watch is not None
+    watch = watch_of(node)
     world.run_until(lambda: watch.position <= node.metastore.state.latest)
 
 
@@ -163,14 +170,13 @@ def test_a_look_up_waits_for_its_watch_without_spinning(
     # given a watch that is not told yet of a version that the copy has
     told: list[Event] = []
     changed = node.catalog._changed
-    assert node.catalog._watch is not None
     held: Future[None] = Future()
 
     def hold(event: Event) -> Future[None]:
         told.append(event)
         return held
 
-    node.catalog._watch._on_event = hold
+    watch_of(node)._on_event = hold
     done = node.catalog.execute(table("b"))
     world.run_until(lambda: bool(told))
     wait_behind(world, node)
@@ -189,7 +195,7 @@ def test_a_look_up_waits_for_its_watch_without_spinning(
     assert not future.done
     assert not [name for name in asked if name.startswith("Catalogs.")]
     # when it is told
-    node.catalog._watch._on_event = changed
+    watch_of(node)._on_event = changed
     changed(told[0])
     held.resolve(None)
     # then whoever waited has an answer
@@ -204,7 +210,6 @@ def test_a_look_up_that_waits_for_its_watch_is_told_when_there_is_none(
     world: DrivenWorld, how: str
 ) -> None:
     node = world[max(world.nodes)]
-    assert node.catalog._watch is not None
     never: Future[None] = Future()
     told: list[Event] = []
 
@@ -212,7 +217,7 @@ def test_a_look_up_that_waits_for_its_watch_is_told_when_there_is_none(
         told.append(event)
         return never
 
-    node.catalog._watch._on_event = hold
+    watch_of(node)._on_event = hold
     node.catalog.execute(table("a"))
     world.run_until(lambda: bool(told))
     wait_behind(world, node)

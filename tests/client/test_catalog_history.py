@@ -119,3 +119,30 @@ def test_rounds_are_listed_and_the_catalog_is_cut_the_same_after_a_restart(
         assert looking.catalog.rounds() == rounds
         with pytest.raises(ReadOnly):
             looking.catalog.compact()
+
+
+@pytest.mark.parametrize("partitions", [8, pytest.param(24, marks=pytest.mark.slow)])
+def test_versions_that_the_log_of_a_copy_may_need_stay_beside_any_number_of_copies(
+    tmp_path: Path, partitions: int
+) -> None:
+    with lowmark.open(tmp_path / "shop", watermark_availability_ms=0) as db:
+        # given a table whose copy has published the time of version 3, and rows behind that
+        table = db.create_table("t", {"id": "int64"}, key="id", partitions=1)
+        table.append([{"id": 0}])
+        table.alter(add={"c0": "string"})
+        db.advance_watermark()
+        assert db.catalog.compact().version == 3
+        for number in range(1, 4):
+            table.append([{"id": number}])
+            table.alter(add={f"c{number}": "string"})
+        # when many copies come that have published nothing, and need newer versions alone
+        db.create_table("many", {"id": "int64"}, key="id", partitions=partitions)
+        table.alter(add={"c4": "string"})
+        table.append([{"id": 4}])
+        db.advance_watermark()
+        made = db.catalog.compact(dry_run=True)
+        # then the versions that the first one's log may need stay, and it is named
+        assert made.version == 3
+        [held] = [one for one in made.holders if one.version == 3]
+        assert held.kind == "log replay"
+        assert held.holder.startswith("partition 0 of public.t at node ")

@@ -5,6 +5,7 @@ import logging
 import pytest
 
 from lowmark.catalog import AlterZone, CreateZone, DropTable, TableId
+from lowmark.catalog.descriptors import SCALE_UP_MS
 from lowmark.group import Future
 from lowmark.metastore import Answer, Branch, Do, MetastoreConfig, Put, Statement
 from lowmark.placement.assignments import (
@@ -333,6 +334,133 @@ def test_a_table_that_is_made_while_a_node_is_down_has_its_copy_when_it_is_back(
     world.run_until(lambda: world[3] in world.up and copies(world[3], table) == [0, 1])
     end = world.leading(table).view.end
     world.run_until(lambda: world[3].tables.of(table)[0].view.end == end)
+
+
+def baselines(world: TableWorld) -> int:
+    """How many events zones have had: each is a version of a zone's baseline."""
+    world.everywhere()
+    state = world.up[0].metastore.state
+    found = state.find_range(b"zone.", b"zone/")
+    return sum(one.record.version for one in found if one.key.endswith(b".baseline"))
+
+
+def shares(world: TableWorld, table: TableId) -> dict[int, int]:
+    """How many copies of a table are assigned to each node."""
+    assigned = [
+        node
+        for (one, _), found in stable(world.up[0]).items()
+        if one == table
+        for node in found.nodes
+    ]
+    return {node.number: assigned.count(node.number) for node in world.up}
+
+
+def away(world: TableWorld, number: int) -> None:
+    """Stop a node, until others know that it is down."""
+    world[number].crash()
+    world.run_until(lambda: world.up[0].here.topology.find(number) is None)
+
+
+def back(world: TableWorld, number: int) -> None:
+    """Start it again, until others know that it is up, and for as long as a zone waits for it."""
+    world[number].restart()
+    world.run_until(lambda: world.up[0].here.topology.find(number) is not None)
+    world.run_until(lambda: world[number] in world.up)
+    world.run_for(SCALE_UP_MS + 2_000)
+
+
+def three_in_the_zone() -> TableWorld:
+    """Three nodes that the zone counts in, with one replica of each partition."""
+    world = TableWorld(nodes=3)
+    world.execute(1, AlterZone(name="default", replicas=1))
+    world.run_for(SCALE_UP_MS + 2_000)
+    return world
+
+
+@pytest.mark.slow
+def test_a_node_that_was_away_when_a_table_was_made_gets_its_share_when_it_is_back() -> None:
+    # given three nodes, and a table that is made while one of them is down
+    world = three_in_the_zone()
+    away(world, 3)
+    table = world.create(1, log_table("events", partitions=6))
+    world.append(table)
+    assert shares(world, table) == {1: 3, 2: 3}
+    before = baselines(world)
+    # when it is back
+    back(world, 3)
+    # then it has as many as the others, by one event
+    world.run_until(lambda: shares(world, table) == {1: 2, 2: 2, 3: 2})
+    assert baselines(world) == before + 1
+    # and when it goes and comes again, nothing moves
+    away(world, 3)
+    back(world, 3)
+    assert baselines(world) == before + 1
+    assert shares(world, table) == {1: 2, 2: 2, 3: 2}
+
+
+@pytest.mark.slow
+def test_a_coordinator_that_is_new_sees_to_a_node_that_is_back() -> None:
+    # given a node that is back, for which the zone waits
+    world = three_in_the_zone()
+    away(world, 3)
+    table = world.create(1, log_table("events", partitions=6))
+    world[3].restart()
+    world.run_until(lambda: world.up[0].here.topology.find(3) is not None)
+    world.run_until(lambda: world[3] in world.up)
+    # when another node coordinates
+    leader = world.wait_leader()
+    other = next(node.number for node in world.up if node.number != leader.number)
+    leader.metastore.group.transfer(other)
+    world.run_until(lambda: world[other].metastore.coordinates)
+    # then it gets its share all the same
+    world.run_until(lambda: shares(world, table) == {1: 2, 2: 2, 3: 2})
+
+
+@pytest.mark.slow
+def test_a_node_gets_its_share_though_the_history_of_its_absence_goes_meanwhile() -> None:
+    # given a node that is back, for which the zone waits
+    world = three_in_the_zone()
+    away(world, 3)
+    table = world.create(1, log_table("events", partitions=6))
+    world[3].restart()
+    world.run_until(lambda: world.up[0].here.topology.find(3) is not None)
+    world.run_for(500)
+    # when the metastore forgets what was before
+    metastore = world.wait_leader().metastore
+    world.wait(metastore.compact(metastore.state.latest))
+    # then it gets its share all the same
+    world.run_until(lambda: world[3] in world.up)
+    world.run_until(lambda: shares(world, table) == {1: 2, 2: 2, 3: 2})
+
+
+@pytest.mark.slow
+def test_a_node_that_was_away_but_was_counted_in_moves_nothing_when_it_is_back() -> None:
+    # given a zone that is not even, and a table that counts in a node that is down
+    world = three_in_the_zone()
+    for number in range(5):
+        world.create(1, log_table(f"t{number}"))
+    world.execute(1, AlterZone(name="default", replicas=3))
+    world.run_until(lambda: all(len(one.nodes) == 3 for one in stable(world[1]).values()))
+    away(world, 3)
+    world.create(1, log_table("events", partitions=4))
+    before = baselines(world)
+    # when it is back
+    back(world, 3)
+    # then that is no event
+    assert baselines(world) == before
+
+
+@pytest.mark.slow
+def test_a_node_that_was_away_while_no_table_was_made_moves_nothing_when_it_is_back() -> None:
+    # given tables of one partition, so that a zone may be uneven
+    world = three_in_the_zone()
+    tables = [world.create(1, log_table(f"t{number}")) for number in range(7)]
+    before = baselines(world), [shares(world, table) for table in tables]
+    # when a node goes and comes
+    away(world, 3)
+    back(world, 3)
+    # then they stay where they are
+    assert (baselines(world), [shares(world, table) for table in tables]) == before
 
 
 @pytest.mark.slow

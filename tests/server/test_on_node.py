@@ -31,10 +31,19 @@ from lowmark.backend.spread import Spread
 from lowmark.backend.values import ReadRange
 from lowmark.client import Database
 from lowmark.errors import Rejected, Unavailable
-from lowmark.node import Node, NodeClient, NodeOptions, NodeUnreachable, Settings
+from lowmark.node import (
+    Node,
+    NodeClient,
+    NodeOptions,
+    NodeUnreachable,
+    Settings,
+    load_settings,
+    make_directory,
+)
 from lowmark.node.owner import Owner
-from lowmark.runtime import Locked
+from lowmark.runtime import Locked, NoHandles
 from lowmark.server import Limits, Server, on_node
+from lowmark.server.adopting import Adopter
 from lowmark.server.endpoint import Endpoint
 from lowmark.server.on_node import attach
 from node.running import QUICK
@@ -48,6 +57,31 @@ def serve(data: Path, listen: str = "127.0.0.1:0") -> tuple[subprocess.Popen[str
     )
     assert process.stdout is not None
     return process, json.loads(process.stdout.readline())["listen"]
+
+
+@pytest.mark.slow
+def test_all_that_a_node_follows_is_followed_again_after_an_error(tmp_path: Path) -> None:
+    # given a node with everything that a served one has
+    make_directory(str(tmp_path / "n1"))
+    backend = Embedded(tmp_path / "n1", load_settings())
+    adopter = Adopter(backend)  # type: ignore[arg-type]  # it has all that is asked of it here
+    try:
+        metastore = backend.node.cluster.metastore
+
+        def names() -> list[str]:
+            return backend.ask_now(lambda: sorted(one.name for one in metastore.watches()))
+
+        before = names()
+        assert {"published ledgers", "low watermark", "assignments", "zones"} < {*before}
+        # when none of its watches can read what it is about to be told
+        error = NoHandles("1.wal", call="read", reason="too many open files")
+        backend.ask_now(lambda: metastore._watches.end_all(error))
+        assert names() == []
+        # then it follows the same again
+        eventually(lambda: names() == before)
+    finally:
+        adopter.close()
+        backend.close()
 
 
 @pytest.mark.slow

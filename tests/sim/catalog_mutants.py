@@ -74,9 +74,9 @@ def looks_without_waiting() -> AbstractContextManager[None]:
 
 
 def takes_times_from_its_own_clock() -> AbstractContextManager[None]:
-    original = Catalogs._follow
+    original = Catalogs._take_all
 
-    def follow(self: Catalogs) -> None:
+    def take_all(self: Catalogs) -> None:
         def read(
             entries: Iterable[StoredEntry], **more: Any
         ) -> Iterator[tuple[Update | Snapshot, int]]:
@@ -85,7 +85,7 @@ def takes_times_from_its_own_clock() -> AbstractContextManager[None]:
         with replaced(catalogs, "read_log", read):
             original(self)
 
-    return replaced(Catalogs, "_follow", follow)
+    return replaced(Catalogs, "_take_all", take_all)
 
 
 def answers_without_the_skew() -> AbstractContextManager[None]:

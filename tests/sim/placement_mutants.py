@@ -31,6 +31,7 @@ from lowmark.placement.decisions import Decision
 from lowmark.placement.leaving import Leaving
 from lowmark.placement.moves import Moves
 from lowmark.placement.operations import Operations
+from lowmark.placement.placement import Placement
 from lowmark.placement.zones import Zones
 from lowmark.raft import RaftNode
 from lowmark.raft.messages import Message, Vote
@@ -104,8 +105,6 @@ def destroys_what_is_pending() -> AbstractContextManager[None]:
 
     @contextmanager
     def both() -> Iterator[None]:
-        from lowmark.placement.placement import Placement  # noqa: PLC0415
-
         apply = Placement._apply
 
         def is_out(self: Leaving, partition: PartitionId) -> bool:
@@ -268,6 +267,11 @@ def votes_as_an_earlier_incarnation() -> AbstractContextManager[None]:
     return replaced(RaftNode, "_may_hear", may_hear)
 
 
+def makes_copies_before_it_has_caught_up() -> AbstractContextManager[None]:
+    """A node that starts goes by what its copy of the metastore begins with."""
+    return replaced(Placement, "_may_start", lambda self, table, number: True)
+
+
 PLACEMENT_MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "writes stable for any token": writes_stable_for_any_token,
     "takes any lock away": takes_any_lock_away,
@@ -282,4 +286,5 @@ PLACEMENT_MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "decides by the latest revision": decides_by_the_latest_revision,
     "lets a node leave by hearsay": lets_a_node_leave_by_hearsay,
     "votes as an earlier incarnation": votes_as_an_earlier_incarnation,
+    "makes copies before it has caught up": makes_copies_before_it_has_caught_up,
 }

@@ -45,6 +45,7 @@ FOUND_BY = {
     "decides by the latest revision": (0, ("decided on by no event",)),
     "lets a node leave by hearsay": (137, ("there is no peace",)),
     "votes as an earlier incarnation": (3, ("two batches at offset", "elsewhere")),
+    "makes copies before it has caught up": (7000076, ("lead in term",)),
 }
 """The seed, and some of what may be said then."""
 

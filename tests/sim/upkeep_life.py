@@ -53,6 +53,8 @@ SKEW_MS = 20
 FAR_MS = 2_000
 """How far a clock jumps that is wrong."""
 TABLES_MAX = 4
+MANY = 30
+"""Partitions of a table that has many."""
 ROUNDS_KEPT = 5
 MOODS = ("mixed", "mixed", "busy", "stormy", "partitioned", "long")
 """What there is more of: nothing, rows, crashes, nodes that are cut off, long transactions."""
@@ -114,6 +116,8 @@ class UpkeepLife:
         self.mood = MOODS[seed % len(MOODS)]
         self.jumps = seed % 4 == 3
         """Whether clocks go wrong by more than the cluster allows."""
+        self.crowded = seed % 11 == 8
+        """Whether nodes get many more copies than an answer shows."""
         self.operations = 0
         self._batches = 0
         self._writes: list[_Write] = []
@@ -141,7 +145,7 @@ class UpkeepLife:
                 watermark_interval_ms=dice.choice([60, 150]),
             ),
         )
-        self.world.tell(f"mood: {self.mood}, jumps: {self.jumps}")
+        self.world.tell(f"mood: {self.mood}, jumps: {self.jumps}, crowded: {self.crowded}")
 
     # -- a life -----------------------------------------------------------------------------------
 
@@ -177,6 +181,7 @@ class UpkeepLife:
             *[self.end] * (1 if self.mood == "long" else 4),
             *[self.alter] * 5,
             self.create,
+            *[self.create_many] * (2 if self.crowded else 0),
             self.drop,
             self.register_index,
             *[self.drop_index] * 3,
@@ -227,6 +232,12 @@ class UpkeepLife:
         if len(list(node.catalog.latest.all_tables())) < TABLES_MAX:
             partitions = self.dice.choice([1, 1, 2])
             self._execute(node, log_table(self._name("t"), partitions=partitions))
+
+    def create_many(self, node: UpkeepNode) -> None:
+        """A table of many partitions, whose copies have published nothing for a while."""
+        there = sum(one.partitions for one in node.catalog.latest.all_tables())
+        if there < MANY:
+            self._execute(node, log_table(self._name("m"), partitions=MANY))
 
     def drop(self, node: UpkeepNode) -> None:
         name = self._table(node)

@@ -5,9 +5,10 @@ Each mutant is a context manager; within it, every world that is made has the fa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from heapq import nsmallest
 from typing import Any
 
 import msgspec
@@ -15,9 +16,9 @@ import msgspec
 from lowmark.group import Future, Group
 from lowmark.table.publication import Publication
 from lowmark.table.state import Begun, State
-from lowmark.upkeep import catalog_compaction, catalog_decision
+from lowmark.upkeep import catalog_compaction, catalog_decision, catalog_minimums
 from lowmark.upkeep.catalog_compaction import CatalogCompaction
-from lowmark.upkeep.catalog_decision import Decision, Minimums, Seen
+from lowmark.upkeep.catalog_decision import SHOWN_MAX, Decision, Lagging, Minimums, Seen
 from lowmark.upkeep.catalog_minimums import CatalogMinimums
 from lowmark.upkeep.run_holders import RunHolders
 from sim.mutants import replaced
@@ -74,6 +75,15 @@ def carries_a_minimum_though_a_node_was_silent() -> AbstractContextManager[None]
         return replace(original(seen), begin=begin)
 
     return replaced(catalog_compaction, "decide", decide)
+
+
+def decides_by_the_copies_that_are_shown() -> AbstractContextManager[None]:
+    """A node answers with some copies that published least, whatever their tables are."""
+
+    def least(copies: Iterable[Lagging]) -> list[Lagging]:
+        return nsmallest(SHOWN_MAX, copies, key=lambda one: one.published)
+
+    return replaced(catalog_minimums, "least_published", least)
 
 
 def ignores_a_missing_copy() -> AbstractContextManager[None]:
@@ -164,6 +174,7 @@ UPKEEP_MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "lets each copy note for itself at rest": lets_each_copy_note_for_itself_at_rest,
     "ignores a silent node": ignores_a_silent_node,
     "carries a minimum though a node was silent": carries_a_minimum_though_a_node_was_silent,
+    "decides by the copies that are shown": decides_by_the_copies_that_are_shown,
     "ignores a missing copy": ignores_a_missing_copy,
     "ignores an index": ignores_an_index,
     "ignores a rebalance": ignores_a_rebalance,

@@ -36,6 +36,8 @@ ANSWER_MS = 300
 LEASE_MS = 6_000
 """A node that is cut off is in the topology for longer than some rounds take."""
 SHORT_MS = 10_000
+MANY = 100
+"""Partitions of a table that has many: several times as many copies as an answer shows."""
 
 
 class Stage:
@@ -180,6 +182,20 @@ def a_node_is_gone_for_long(stage: Stage) -> None:
     world.run_until(lambda: len(stage.copies()) == 3)
 
 
+def nodes_have_hundreds_of_copies(stage: Stage) -> None:
+    """All but one have published nothing, and need newer versions than that one's log."""
+    world = stage.open()
+    stage.rounds(4)
+    one = stage.begin(stage.coordinator())
+    stage.write(one)
+    world.end(one)
+    stage.alter()
+    many = world.create(1, log_table("many", partitions=MANY))
+    world.run_until(lambda: all(len(node.tables.of(many)) == MANY for node in world.serving))
+    stage.alter()
+    stage.rounds(1)
+
+
 def a_leader_hands_over_unheard(stage: Stage) -> None:
     """A copy rests on a leader that was replaced, while a row is on its way to it."""
     world = stage.open()
@@ -273,6 +289,7 @@ SCENES: dict[str, Callable[[Stage], None]] = {
     "a silent node has a transaction": a_silent_node_has_a_transaction,
     "a silent node writes a row later": a_silent_node_writes_a_row_later,
     "a node is gone for long": a_node_is_gone_for_long,
+    "nodes have hundreds of copies": nodes_have_hundreds_of_copies,
     "a leader hands over unheard": a_leader_hands_over_unheard,
     "a transaction begins between rounds": a_transaction_begins_between_rounds,
     "an index is registered": an_index_is_registered,

@@ -19,6 +19,7 @@ from lowmark.catalog import (
 from lowmark.ledger import RunRecord, run_key
 from lowmark.metastore import Do, Remove
 from lowmark.placement.assignments import PENDING, Assignments, PartitionId
+from lowmark.runtime import NoHandles
 from lowmark.table import Partition, encode_batch
 from lowmark.table.commands import Begin
 from lowmark.upkeep import Round
@@ -214,6 +215,18 @@ def test_a_trigger_during_a_round_begins_one_more_after_it() -> None:
     assert one.began_ms <= two.began_ms
     world.run_for(1_000)
     assert node.upkeep.catalog._waiting == []
+
+
+def test_whatever_ends_its_watch_a_move_of_the_watermark_begins_a_round() -> None:
+    # given nodes that can't read what their watches are about to be told
+    world, _ = world_with()
+    for node in world.up:
+        node.metastore._watches.end_all(NoHandles("1.wal", call="read", reason="too many"))
+    # when the watermark moves by itself, later
+    latest = world[1].catalog.latest.version
+    world.run_for(1_000)
+    # then the history goes, as ever
+    wait_cut(world, latest)
 
 
 # -- the coordinator ------------------------------------------------------------------------------

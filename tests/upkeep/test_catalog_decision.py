@@ -18,12 +18,14 @@ from lowmark.placement.assignments import Assignments
 from lowmark.runtime import HybridTime
 from lowmark.upkeep.catalog_decision import (
     MARGIN_MS,
+    SHOWN_MAX,
     Decision,
     Holder,
     Lagging,
     Minimums,
     Seen,
     decide,
+    least_published,
 )
 from table.world import log_table, ms
 
@@ -51,6 +53,10 @@ def tables(count: int, *, partitions: int = 1) -> list[CreateTable]:
     return [log_table(f"t{number}", partitions=partitions) for number in range(count)]
 
 
+def tables_named(name: str, count: int) -> list[CreateTable]:
+    return [log_table(f"{name}{number}") for number in range(count)]
+
+
 def at_home(made: History, *, nodes: tuple[int, ...] = (1, 2, 3)) -> dict[PartitionId, Keys]:
     """Every table of the latest version is on these nodes."""
     return {
@@ -65,9 +71,12 @@ def answer(made: History, required_ms: int, *, begin_ms: int = 1_000) -> Minimum
     groups = {int(table.id): list(range(table.partitions)) for table in made.latest.all_tables()}
     lagging: tuple[Lagging, ...] = ()
     if groups:
-        first = next(iter(groups))
-        lagging = (Lagging(first, 0, ms(required_ms)),)
-    return Minimums(ms(begin_ms), ms(required_ms), groups, lagging)
+        first, *others = groups
+        lagging = (
+            Lagging(first, 0, ms(required_ms)),
+            *(Lagging(other, 0, ms(900)) for other in others),
+        )
+    return Minimums(ms(begin_ms), ms(required_ms), groups, lagging, watermark=ms(900))
 
 
 def seen(made: History, *required_ms: int, **more: object) -> Seen:
@@ -84,6 +93,12 @@ def seen(made: History, *required_ms: int, **more: object) -> Seen:
     return replace(values, **more)  # type: ignore[arg-type]
 
 
+def with_answer(made: History, second: Minimums) -> Seen:
+    """The second node has answered with this."""
+    whole = seen(made)
+    return replace(whole, answers={**whole.answers, 2: second})
+
+
 def kinds(decision: Decision) -> list[tuple[str, int]]:
     return [(one.kind, one.version) for one in decision.held_by]
 
@@ -97,7 +112,7 @@ def test_the_cut_goes_to_the_version_in_force_at_the_least_of_what_nodes_need() 
     made = history(*tables(8))
     decision = decide(seen(made, 52, 73, 34))
     # then version 3, which was in force at 34 ms, is the first that stays
-    assert (decision.version, decision.required) == (3, ms(34))
+    assert decision.version == 3
     assert kinds(decision) == [("log replay", 3)]
     # and when history was cut there, the same answers cut nothing more, and are no error
     made.cut(3)
@@ -143,7 +158,7 @@ def test_a_node_may_speak_for_more_than_it_should_have(extra: dict[int, list[int
 
 def test_a_node_that_holds_nothing_is_no_obstacle() -> None:
     made = history(*tables(8))
-    none = Minimums(ms(1_000), ms(900), {})
+    none = Minimums(ms(1_000), ms(900), {}, watermark=ms(900))
     all_four = seen(made, nodes={**NODES, 4: "n4"})
     assert decide(replace(all_four, answers={**all_four.answers, 4: none})).version == 9
 
@@ -158,6 +173,81 @@ def test_nodes_that_need_all_of_it_keep_all_of_it(required: tuple[int, int, int]
     # and they are named, with what to do
     assert decision.held_by[0].holder == "partition 0 of public.t0 at node n1"
     assert "snapshot" in decision.held_by[0].hint
+
+
+@pytest.mark.parametrize("published_ms", [52, 0], ids=["little", "nothing"])
+def test_the_lowest_copy_of_each_table_decides_however_many_copies_are_below_it(
+    published_ms: int,
+) -> None:
+    # given copies by the hundred that have published nothing, of a table of version 8
+    made = history(*tables(6), log_table("many", partitions=300), *tables_named("late", 3))
+    many = made.latest.all_tables()[6].id
+    copies = [Lagging(many, number, 0) for number in range(300)]
+    # and one of t3, which version 5 has made, that has published as little as this
+    lower = Lagging(made.latest.all_tables()[3].id, 0, ms(published_ms))
+    whole = answer(made, 900)
+    # when a node answers with what it has of all of them
+    several = [one for one in whole.lagging if one.table not in {many, lower.table}]
+    lagging = tuple(least_published([*copies, *several, lower]))
+    decision = decide(with_answer(made, of(whole, required=0, lagging=lagging)))
+    # then that one decides, and is named; and an answer is not as long as there are copies
+    assert decision.version == 5
+    assert [one.holder for one in decision.held_by] == ["partition 0 of public.t3 at node n2"]
+    assert len(lagging) < SHOWN_MAX + len(whole.groups)
+
+
+def test_a_node_that_has_not_heard_of_the_watermark_holds_beside_copies_that_hold_less() -> None:
+    # given a node that knows the watermark of 34 ms, and a copy there that needs version 8
+    made = history(*tables(8))
+    late = made.latest.all_tables()[6].id
+    whole = answer(made, 900)
+    lagging = tuple(
+        msgspec.structs.replace(one, published=0) if one.table == late else one
+        for one in whole.lagging
+    )
+    behind = of(whole, required=0, lagging=lagging, watermark=ms(34))
+    # then it keeps what reads as of a time need there
+    decision = decide(with_answer(made, behind))
+    assert decision.version == 3
+    assert [(one.kind, one.holder) for one in decision.held_by] == [("node behind", "node n2")]
+    # and nothing when it has heard of it
+    assert decide(with_answer(made, of(behind, watermark=ms(900)))).version == 8
+
+
+def test_what_a_node_of_an_earlier_release_leaves_out_counts_as_the_last_that_it_lists() -> None:
+    # given an answer as nodes gave it once: the copies that published least, of all tables
+    made = history(*tables(8), log_table("many", partitions=40))
+    many = made.latest.all_tables()[8].id
+    listed = [Lagging(many, number, ms(number)) for number in range(61, 81)]
+    whole = answer(made, 900)
+    before = msgspec.msgpack.encode(
+        [whole.begin, ms(61), whole.groups, [msgspec.to_builtins(one) for one in listed], ""]
+    )
+    # when it is read today
+    old = msgspec.msgpack.decode(before, type=Minimums)
+    decision = decide(with_answer(made, old))
+    # then the version of the least is kept, and other tables count as if they were no better
+    assert decision.version == 6
+    left_out = [one for one in decision.holders if "earlier release" in one.why]
+    assert {one.version for one in left_out} == {8, 9}
+    assert "partition 0 of public.t0 at node n2" in {one.holder for one in left_out}
+    # and what it does not list of tables holds as much as what it lists, if that is nothing at all
+    none = [Lagging(many, number, 0) for number in range(20)]
+    unpublished = of(old, required=0, lagging=tuple(none))
+    assert decide(with_answer(made, unpublished)).version == 1
+
+
+def test_a_node_of_an_earlier_release_reads_what_is_answered_today() -> None:
+    class Before(msgspec.Struct, array_like=True):
+        begin: int
+        required: int
+        groups: dict[int, list[int]]
+        lagging: tuple[Lagging, ...] = ()
+        transaction: str = ""
+
+    now = answer(history(*tables(3)), 52)
+    read = msgspec.msgpack.decode(msgspec.msgpack.encode(now), type=Before)
+    assert (read.required, read.groups, read.lagging) == (now.required, now.groups, now.lagging)
 
 
 def test_a_silent_node_keeps_all_and_nothing_is_carried_to_the_others() -> None:

@@ -33,6 +33,44 @@ def past(world: TableWorld) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_copy_that_was_destroyed_is_not_founded_anew_by_a_node_that_starts(seed: int) -> None:
+    # given nodes that have destroyed all copies of a table
+    world = TableWorld(seed=seed)
+    table = made(world)
+    for node in world.up:
+        node.metastore.group.snapshot()
+    world.run_for(200)
+    world.execute(1, DropTable(name="events"))
+    past(world)
+    world.look()
+    world.everywhere()
+    world.look()
+    assert not any(node.tables.on_disk() for node in world.up)
+    # when all start again, and their metastore begins with a snapshot that has the table
+    for number in (1, 2, 3):
+        world[number].crash()
+    for number in (1, 2, 3):
+        world[number].start()
+    made_anew: list[tuple[TableId, int]] = []
+
+    def are_up() -> bool:
+        there = [node for node in world.up if node.tables_ is not None]
+        made_anew.extend(one for node in there for one in node.tables.on_disk() if one[0] == table)
+        return len(there) == 3
+
+    world.run_until(are_up)
+    for _ in range(100):
+        world.run_for(20)
+        assert are_up()
+    # then none of them has a copy, at any time
+    assert made_anew == []
+    # and a table that is new is made as ever
+    other = world.create(1, log_table("others"))
+    world.append(other)
+
+
+@pytest.mark.slow
 def test_a_dropped_table_goes_when_the_watermark_has_passed_the_drop() -> None:
     # given a table that was dropped
     world = TableWorld()

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
@@ -57,7 +57,7 @@ from lowmark.catalog.update_log import (
 )
 from lowmark.errors import LowmarkError, Unavailable
 from lowmark.group import Future, OutcomeUnknown
-from lowmark.metastore import Answer, Condition, Event, Metastore, NotComplete, Watch
+from lowmark.metastore import Answer, Condition, Entry, Event, Following, Metastore, NotComplete
 from lowmark.runtime import COUNTER_BITS, Runtime, millis_of
 
 logger = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class Catalogs:
         self._metastore = metastore
         self._delay_ms = delay_ms
         self._max_skew_ms = max_skew_ms
-        self._watch: Watch | None = None
+        self._following: Following | None = None
         self._telling = Telling(runtime.loop)
         self._when_known: list[tuple[int, Future[None]]] = []
         self._when_active: list[Future[None]] = []
@@ -129,7 +129,15 @@ class Catalogs:
 
         Listeners get what comes after that: what is there already can be read.
         """
-        self._follow()
+        self._following = self._metastore.keep_watching(
+            prefix=UPDATE_PREFIX,
+            start=self._take_all,
+            on_event=self._changed,
+            on_stopped=self._fail,
+            name="catalog",
+        )
+        if self.failed is not None:
+            self._following.close()
         self._telling.start_at(self.history.latest.version)
         self._metastore.on_elected(lambda _: self._found())
 
@@ -137,37 +145,24 @@ class Catalogs:
         """Stop; each author that waits gets an error."""
         self._closed = True
         self._telling.close()
-        if self._watch is not None:
-            self._watch.close()
+        if self._following is not None:
+            self._following.close()
         error = _closing()
         self._reject_queued(error)
         self._reject_waiting(error)
         for future in list(self._when_active):
             future.reject(error.again())
 
-    def _follow(self) -> None:
+    def _take_all(self) -> None:
         """From the state as it is now; also when history was cut away under the watch."""
-        if self._closed or self.failed is not None:
-            return
-        stopped = self._metastore.group.stopped
-        if stopped is not None:
-            self._fail(stopped)
-            return
         try:
             page = self._metastore.range_local(UPDATE_PREFIX)
-            values = read_log(page.entries, parts=self._parts_at(page.revision))
-            for value, before, catalog in replay(values, self.history):
-                self._made(value, before, catalog, page.revision)
-            self._watch = self._metastore.watch(
-                prefix=UPDATE_PREFIX,
-                from_revision=page.revision + 1,
-                on_event=self._changed,
-                on_end=lambda _: self._loop.call_soon(self._follow),
-                name="catalog",
-            )
+        except Unavailable:
+            raise  # it is looked at again
         except LowmarkError as error:
             self._fail(error)
-        self._tell_known()
+        else:
+            self._take(page.entries, page.revision)
 
     def _parts_at(self, revision: int) -> Parts:
         """Parts of a snapshot as of the revision that named them: a later cut removes them."""
@@ -195,12 +190,23 @@ class Catalogs:
     def _changed(self, event: Event) -> None:
         entries = [change.entry for change in event.changes if change.entry is not None]
         try:
-            values = read_log(entries, parts=self._parts_at(event.revision))
+            self._take(entries, event.revision)
+        except Unavailable as error:
+            if self._following is not None:
+                self._following.fail(error)
+
+    def _take(self, entries: Iterable[Entry], revision: int) -> None:
+        """Make the versions that are new among these; it can be tried again if it fails."""
+        try:
+            values = read_log(entries, parts=self._parts_at(revision))
             for value, before, catalog in replay(values, self.history):
-                self._made(value, before, catalog, event.revision)
+                self._made(value, before, catalog, revision)
+        except Unavailable:
+            raise
         except LowmarkError as error:
             self._fail(error)
-        self._tell_known()
+        finally:
+            self._tell_known()
 
     def _made(
         self, value: Update | Snapshot, before: Catalog, catalog: Catalog, revision: int
@@ -221,8 +227,8 @@ class Catalogs:
         """What was written can't be read here: older versions stay, newer ones never come."""
         logger.error("the catalog goes no further", extra={"reason": error.message})
         self.failed = error
-        if self._watch is not None:
-            self._watch.close()
+        if self._following is not None:
+            self._following.close()
         self._reject_waiting(error)
 
     def _reject_waiting(self, error: LowmarkError) -> None:
@@ -302,7 +308,7 @@ class Catalogs:
             if future.error is not None:
                 whole.reject(future.error.again())
             else:
-                self._when_followed().then(lambda followed: look(complete_to, followed))
+                self.when_followed().then(lambda followed: look(complete_to, followed))
 
         def look(complete_to: int, followed: Future[None]) -> None:
             try:
@@ -319,10 +325,11 @@ class Catalogs:
         ask(written_by)
         return whole
 
-    def _when_followed(self) -> Future[None]:
+    def when_followed(self) -> Future[None]:
         """When every version that this node's copy of the metastore has now is known here."""
-        watch, state = self._watch, self._metastore.state
-        if watch is None or watch.position > state.latest:
+        following, state = self._following, self._metastore.state
+        watch = None if following is None else following.watch
+        if following is None or (watch is not None and watch.position > state.latest):
             return self._when_latest(0)
         # The watch is about to get it, or is about to be made again. It does not get revisions
         # that have nothing for it, so only a version is something to wait for.

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
         NotComplete,
         RevisionCompacted,
     )
+    from lowmark.metastore.following import Following
     from lowmark.metastore.identity import (
         GROUP,
         Identity,
@@ -96,6 +97,7 @@ __all__ = [
     "Entry",
     "Event",
     "Exists",
+    "Following",
     "Identity",
     "Lease",
     "LeaseIsOver",

@@ -501,32 +501,18 @@ class Cluster:
     # -- being there ----------------------------------------------------------------------------
 
     def _go(self) -> None:
-        self._watch()
+        self.metastore.keep_watching(
+            prefix=NODE_PREFIX,
+            keys=[CLUSTER_KEY, TOPOLOGY_KEY],
+            start=self._learn,
+            on_event=self._changed,
+            name="nodes and topology",
+        )
         self._presence.start()
         self._coordinator.start()
         # A leader that has moved says so first: it lets no other node in before.
         self.metastore.on_elected(lambda _: None if self._closed else self._say_where())
         self._every()
-
-    def _watch(self) -> None:
-        """Follow who belongs to the cluster and who is up, from what is there now."""
-        if self._closed or self.metastore.group.stopped is not None:
-            return
-        self.metastore.watch(
-            prefix=NODE_PREFIX,
-            keys=[CLUSTER_KEY, TOPOLOGY_KEY],
-            on_event=self._changed,
-            on_end=self._watch_later,
-            name="nodes and topology",
-        )
-        self._learn()
-
-    def _watch_later(self, error: LowmarkError) -> None:
-        if self._closed:
-            return
-        # Whatever it was: what is there then is looked at, whole.
-        logger.warning("nodes are not followed for a moment", extra={"reason": error.message})
-        self._loop.call_later(_RETRY_MS, self._watch)
 
     def _changed(self, event: Event) -> None:
         del event
@@ -667,7 +653,7 @@ class Cluster:
             return self.outdated.message
         if self.refused is not None:
             return f"it was not let in again: {self.refused.message}"
-        return ""
+        return "; ".join(self.metastore.problems)
 
     def _name_of(self, number: int) -> str:
         """As `name_of`, without a look into the log for nodes that are up."""

@@ -39,6 +39,7 @@ from lowmark.metastore.errors import (
     NotInCluster,
     RevisionCompacted,
 )
+from lowmark.metastore.following import Following
 from lowmark.metastore.forwarding import Forwarding
 from lowmark.metastore.identity import GROUP
 from lowmark.metastore.machine import MetastoreMachine, Outcome
@@ -142,6 +143,7 @@ class Metastore:
         self._forwarding = Forwarding(runtime.loop, groups.calls, group=lambda: self._group)
         self._values = Values(self)
         self._watches = Watches(self, self._values)
+        self._followings: list[Following] = []
         self._readers: dict[int, int] = {}
         self._reader_numbers = 0
         self._on_leader: list[Callable[[Leadership], None]] = []
@@ -192,6 +194,8 @@ class Metastore:
             return
         self._closed = True
         self._forwarding.close()
+        for following in self._followings:
+            following.close()
         error = Unavailable("this node is closing", hint="Ask another node.")
         self._watches.end_all(error)
         self._completeness.close(error)
@@ -491,6 +495,39 @@ class Metastore:
         if first <= state.latest:
             self.renew_holds()  # it has something to catch up with; only now it is asked what
         return watch
+
+    def keep_watching(
+        self,
+        *,
+        prefix: bytes | None = None,
+        keys: Iterable[bytes] = (),
+        start: Callable[[], None],
+        on_event: OnEvent,
+        on_stopped: Callable[[LowmarkError], None] = lambda _: None,
+        name: str,
+    ) -> Following:
+        """Have `start` take what is there now, then be told what comes, for as long as this node
+        runs. After an error `start` is called again; see `following`. `on_stopped` is told when
+        this node's copy goes no further.
+        """
+        following = Following(
+            self._loop,
+            self,
+            name=name,
+            prefix=prefix,
+            keys=tuple(keys),
+            start=start,
+            on_event=on_event,
+            on_stopped=on_stopped,
+        )
+        self._followings.append(following)
+        following.begin()
+        return following
+
+    @property
+    def problems(self) -> list[str]:
+        """What this node can't follow, for longer than a moment, in words."""
+        return [one.problem for one in self._followings if one.problem]
 
     def watches(self) -> list[Watch]:
         """All that are open at this node."""

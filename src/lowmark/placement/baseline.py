@@ -20,6 +20,9 @@ Nodes come and go by themselves unless the operator has chosen them:
     - A node that leaves the cluster, does not match the filter any more, or is drained goes at
       once. Chosen nodes go only if they leave or are drained.
 
+A node that was away when a table was made, and is back, is an event, too, after `scale_up_ms`: the
+same baseline is written once more (`zones`).
+
 A zone without any node left keeps those that it had: nothing can be moved to nowhere.
 """
 

@@ -37,6 +37,7 @@ from lowmark.metastore import (
     Cluster,
     Compare,
     Do,
+    Following,
     NodeInfo,
     Operation,
     Put,
@@ -98,13 +99,15 @@ class MetastoreMembers:
         self._writing = False
         self._again = False
         self._closed = False
-        self._watching = False
+        self._following: Following | None = None
         self._metastore.members = self
         cluster.on_changed(self.look)
 
     def close(self) -> None:
         """Change nothing more."""
         self._closed = True
+        if self._following is not None:
+            self._following.close()
         self._moves.close()
 
     @property
@@ -239,8 +242,7 @@ class MetastoreMembers:
 
     def on_leader_elected(self, term: int) -> None:
         """See `PeerListener`."""
-        if not self._watching:
-            self._watch()
+        self._follow()
         self._settle_reset(term)
 
     def _lead(self, term: int) -> None:
@@ -261,24 +263,16 @@ class MetastoreMembers:
 
     # -- following its keys -----------------------------------------------------------------------
 
-    def _watch(self) -> None:
-        if self._closed or self._metastore.group.stopped is not None:
-            self._watching = False
-            return
-        self._watching = True
-
-        def ended(error: LowmarkError) -> None:
-            del error
-            if not self._closed:
-                self._loop.call_later(_RETRY_MS, self._watch)
-
-        self._metastore.watch(
-            keys=[METASTORE.key(kind) for kind in KINDS],
-            on_event=lambda _: self._changed(),
-            on_end=ended,
-            name="the metastore's members",
-        )
-        self._changed()
+    def _follow(self) -> None:
+        if self._following is None:
+            self._following = self._metastore.keep_watching(
+                keys=[METASTORE.key(kind) for kind in KINDS],
+                start=self._changed,
+                on_event=lambda _: self._changed(),
+                name="the metastore's members",
+            )
+        else:
+            self._following.begin()
 
     def _changed(self) -> None:
         self._moves.changed(METASTORE)

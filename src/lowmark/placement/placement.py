@@ -5,7 +5,8 @@ See the package's docstring. The steps of a new table, and what is true after ea
     1. the version of the catalog that has it is written. No node has a copy. A crash of all nodes
        here is made good at the next start: a table of the catalog without a stable set gets it
     2. a stable set is written. It is never computed again; a node that crashes before its copy
-       is made makes it at its next start
+       is made makes it at its next start, when it has heard of all that it knew before: it may
+       have been destroyed since
     3. the copy's first record is durable. From here on it is opened, not made: the stable set says
        only that it is wanted
 
@@ -42,10 +43,10 @@ from lowmark.metastore import (
     Do,
     Entry,
     Event,
+    Following,
     NodeInfo,
     Operation,
     Topology,
-    Watch,
 )
 from lowmark.metastore.coordinator import name_of
 from lowmark.metastore.nodes import TOPOLOGY_KEY, decode_topology
@@ -190,7 +191,11 @@ class Placement:
         """Whether the stable set of a partition is its first one: then it names the founders."""
         self._homeless: dict[TableId, str] = {}
         """Tables that no node may hold, and why."""
-        self._watch: Watch | None = None
+        self._following: Following | None = None
+        self._up_to_date = False
+        """Whether this node has heard of everything that it knew before it was started."""
+        self._not_made: dict[PartitionId, None] = {}
+        """Copies that are made as soon as it has, if they are wanted then."""
         self._closed = False
 
     def start(self) -> None:
@@ -208,8 +213,8 @@ class Placement:
         self.leaving.close()
         self.resetting.close()
         self._outdated.close()
-        if self._watch is not None:
-            self._watch.close()
+        if self._following is not None:
+            self._following.close()
         for table in list(self._waiting):
             self._end_wait(table)
 
@@ -275,27 +280,48 @@ class Placement:
 
     def _begin(self) -> None:
         if not self._closed:
-            self._follow()
-            self._cluster.on_topology(lambda _: self._complete())
-            self.zones.start()
-
-    def _follow(self) -> None:
-        """Take all assignments as they are now, and watch for others."""
-        if self._closed or self._metastore.group.stopped is not None:
-            return
-        try:
-            page = self._metastore.range_local(ASSIGNMENTS_PREFIX)
-            self._watch = self._metastore.watch(
+            self._following = self._metastore.keep_watching(
                 prefix=ASSIGNMENTS_PREFIX,
                 keys=[REBALANCE_KEY],
-                from_revision=page.revision + 1,
+                start=self._take_all,
                 on_event=self._changed,
-                on_end=self._follow_later,
                 name="assignments",
             )
-        except LowmarkError as error:
-            self._follow_later(error)
-            return
+            self._cluster.on_topology(lambda _: self._complete())
+            self.zones.start()
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Hear of everything that this node knew when it ended; copies are made only then.
+
+        Its copy of the metastore begins with a snapshot, and may not know yet that a table was
+        dropped whose copies this node has destroyed. If it made them anew, they would vote a second
+        time in a term in which they had voted. What it knew was committed, so one linearizable read
+        brings all of it.
+        """
+
+        def known(future: Future[None]) -> None:
+            if self._closed:
+                return
+            if future.error is not None:
+                logger.info("copies are not made yet", extra={"reason": future.error.message})
+                self._loop.call_later(_RETRY_MS, self._catch_up)
+                return
+            self._up_to_date = True
+            waiting, self._not_made = self._not_made, {}
+            self._apply(waiting, self._on_disk())
+
+        def read(future: Future[None]) -> None:
+            if future.error is not None:
+                known(future)
+            else:
+                self._catalogs.when_followed().then(known)
+
+        self._metastore.read(lambda _: None).then(read)
+
+    def _take_all(self) -> None:
+        """Take all assignments as they are now."""
+        page = self._metastore.range_local(ASSIGNMENTS_PREFIX)
         known = [partition for partition, _ in self.all_keys()]
         self._keys.clear()
         self.heard += 1
@@ -305,13 +331,6 @@ class Placement:
         # What lies here of partitions that were moved away while this node was down.
         for table, number in self._tables.on_disk():
             self.leaving.look(PartitionId(table, number))
-
-    def _follow_later(self, error: LowmarkError) -> None:
-        if not self._closed:
-            logger.warning(
-                "assignments are not followed for a moment", extra={"reason": error.message}
-            )
-            self._loop.call_later(_RETRY_MS, self._follow)
 
     def _changed(self, event: Event) -> None:
         changed = self._take((change.key, change.entry) for change in event.changes)
@@ -350,7 +369,9 @@ class Placement:
             table, number = partition
             self._homeless.pop(table, None)
             nodes = keys.stable.nodes
-            if self._node in keys.nodes and self._is_wanted(table, number, on_disk):
+            if self._node in keys.nodes and not self._may_start(table, number):
+                self._not_made[partition] = None
+            elif self._node in keys.nodes and self._is_wanted(table, number, on_disk):
                 # Only the first value names founders. Who comes by a later one joins what is there.
                 is_first = self._founded.get(partition, False) and self._node in nodes
                 founders = nodes if is_first else ()
@@ -393,6 +414,10 @@ class Placement:
         """This node's copy was destroyed; if it was given another one meanwhile, it is made."""
         self._copies.forget(*partition)
         self._apply([partition], self._on_disk())
+
+    def _may_start(self, table: TableId, number: int) -> bool:
+        """A copy that is here is opened at any time, one that is not is made: see `_catch_up`."""
+        return self._up_to_date or self._tables.is_made(table, number)
 
     def _is_wanted(self, table: TableId, number: int, on_disk: _OnDisk) -> bool:
         """A copy of a dropped table goes on, for reads as of earlier times; none is made."""

@@ -16,13 +16,15 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
 
 from lowmark.catalog import Catalog, Catalogs, Zone
 from lowmark.errors import LowmarkError
 from lowmark.group import Future
-from lowmark.metastore import Cluster, Compare, Entry, Put, Revision
+from lowmark.metastore import Cluster, Compare, Entry, Following, Put, Revision
+from lowmark.metastore.nodes import TOPOLOGY_KEY, decode_topology
 from lowmark.metastore.state import State, prefix_end
 from lowmark.placement import decisions
 from lowmark.placement.assignments import (
@@ -103,6 +105,8 @@ class Zones:
         """The nodes that are drained, as this node has heard."""
         self._revisions: dict[int, int] = {}
         """Of the baselines that this node knows, by zone."""
+        self._came_back: dict[int, tuple[int, AbstractSet[int]]] = {}
+        """The nodes that tables passed over while they were away, by zone: as of which baseline."""
         self._writing: set[int] = set()
         """Zones whose baseline is being written."""
         self._queue: deque[tuple[PartitionId, Assignments, int]] = deque()
@@ -112,17 +116,27 @@ class Zones:
         self._timer: Timer | None = None
         self._others: Timer | None = None
         self._scheduled = False
+        self._following: Following | None = None
         self._closed = False
 
     def start(self) -> None:
         """Look after zones from now on."""
         self._cluster.on_topology(lambda _: self.look_soon())
         self._metastore.on_elected(lambda _: self._elected())
-        self._follow()
+        self._following = self._metastore.keep_watching(
+            prefix=ZONE_PREFIX,
+            start=self._take_all,
+            on_event=lambda event: self._heard(
+                [(change.key, change.entry) for change in event.changes]
+            ),
+            name="zones",
+        )
 
     def close(self) -> None:
         """Decide nothing more."""
         self._closed = True
+        if self._following is not None:
+            self._following.close()
         for timer in (self._timer, self._others):
             if timer is not None:
                 timer.cancel()
@@ -146,32 +160,12 @@ class Zones:
             logger.warning("zones begin to wait anew", extra={"reason": error.message})
         self.look_soon()
 
-    def _follow(self) -> None:
-        """Hear of baselines and of nodes that are drained."""
-        if self._closed or self._metastore.group.stopped is not None:
-            return
-        try:
-            page = self._metastore.range_local(ZONE_PREFIX)
-            self._metastore.watch(
-                prefix=ZONE_PREFIX,
-                from_revision=page.revision + 1,
-                on_event=lambda event: self._heard(
-                    [(change.key, change.entry) for change in event.changes]
-                ),
-                on_end=self._follow_later,
-                name="zones",
-            )
-        except LowmarkError as error:
-            self._follow_later(error)
-            return
+    def _take_all(self) -> None:
+        """Take all baselines, and nodes that are drained, as they are now."""
+        page = self._metastore.range_local(ZONE_PREFIX)
         self._revisions.clear()
         self.drained = frozenset()
         self._heard([(entry.key, entry) for entry in page.entries])
-
-    def _follow_later(self, error: LowmarkError) -> None:
-        if not self._closed:
-            logger.warning("zones are not followed for a moment", extra={"reason": error.message})
-            self._loop.call_later(_RETRY_MS, self._follow)
 
     def _heard(self, entries: Iterable[tuple[bytes, Entry | None]]) -> None:
         for key, entry in entries:
@@ -258,7 +252,15 @@ class Zones:
             if look.again_ms is not None:
                 waits.append(look.again_ms)
                 settled.intersection_update(look.baseline.numbers)
-            if look.baseline != now and zone.id not in self._writing:
+            came_back = False
+            for node in sorted(self._passed_over(zone, look.baseline, revision, presence)):
+                left_ms = zone.scale_up_ms - presence.up_ms[node]
+                if left_ms > 0:
+                    waits.append(left_ms)
+                    settled.discard(node)
+                else:
+                    came_back = True
+            if (look.baseline != now or came_back) and zone.id not in self._writing:
                 self._write_baseline(zone, look.baseline, revision)
         for number in [n for n in self._revisions if n not in latest.zones]:
             if number < latest.next_id:  # else this node has not heard of the zone yet
@@ -271,6 +273,58 @@ class Zones:
         self._waiting.note(waits=bool(waits), settled=settled)
         if waits:
             self._timer = self._loop.call_later(min(*waits, NOTE_MS) + 1, self.look_soon)
+
+    def _passed_over(
+        self, zone: Zone, baseline: Baseline, revision: int, presence: Presence
+    ) -> set[int]:
+        """The nodes that were away when a table was made, are back, and would get partitions.
+
+        A table is placed on nodes that are up. So the baseline, which counts in a node that is down
+        for a while, has to count as another event when that node is back, as if it had joined. One
+        that was away while no table was made is no reason, nor is one that has its partitions: the
+        zone is not evened out because a node was started again.
+        """
+        up = frozenset(baseline.numbers) & presence.up_ms.keys()
+        # The history of the topology may go while the zone waits: what was found stays.
+        known_at, known = self._came_back.get(zone.id, (0, frozenset()))
+        found = set(known) if known_at == revision else set()
+        state, away = self._metastore.state, self._away(up, since=revision)
+        for partition in self.partitions(self._catalogs.latest, zone.id) if away else ():
+            keys = self._keys(partition)
+            placed = keys.revisions[0]
+            if keys.stable is None or placed <= max(revision, keys.trigger or 0):
+                continue  # it was decided on by a whole baseline since, or is about to be
+            record = state.find(partition.key(STABLE))
+            if record is not None and record.record.version == 1:  # else it has moved since
+                placed = max(placed, state.compacted)
+                nodes = next((absent for first, absent in away if first <= placed), frozenset())
+                found |= nodes - keys.nodes
+        self._came_back[zone.id] = revision, frozenset(found)
+        found &= up
+        if found:
+            current, holding = self.standing(zone.id)
+            places = [Place(node.number, node.rack) for node in baseline.nodes]
+            targets = plan(current, places, replicas=baseline.replicas, holding=holding)
+            found &= {
+                node for one, nodes in targets.items() for node in nodes if node not in current[one]
+            }
+        return found
+
+    def _away(self, nodes: AbstractSet[int], *, since: int) -> list[tuple[int, AbstractSet[int]]]:
+        """Which of these nodes were not up, from which revision on, the latest first; empty if all
+        of them have been up since a revision, as far as the metastore's history goes back.
+        """
+        state = self._metastore.state
+        found: list[tuple[int, AbstractSet[int]]] = []
+        last = state.latest
+        while last >= max(since, state.compacted):
+            entry = self._metastore.get_local(TOPOLOGY_KEY, at=last)
+            if entry is None:
+                break
+            there = {node.number for node in decode_topology(entry.value).nodes}
+            found.append((entry.revision, nodes - there))
+            last = entry.revision - 1
+        return found if any(absent for _, absent in found) else []
 
     def _write_baseline(self, zone: Zone, baseline: Baseline, revision: int) -> None:
         self._writing.add(zone.id)

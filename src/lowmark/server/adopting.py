@@ -38,7 +38,6 @@ PATIENCE_S: Final = 3.0
 """So long a run may take to have it adopted itself."""
 _AGAIN_S: Final = 3.0
 _AGAIN_S_MAX: Final = 60.0
-_FOLLOW_MS: Final = 300
 
 
 class _Published(NamedTuple):
@@ -69,28 +68,16 @@ class Adopter:
     # -- on the loop ------------------------------------------------------------------------------
 
     def _follow(self) -> None:
-        metastore = self._backend.node.cluster.metastore
-        if self._closed or metastore.group.stopped is not None:
-            return
-        try:
-            page = metastore.range_local(POINTER_PREFIX)
-            metastore.watch(
-                prefix=POINTER_PREFIX,
-                from_revision=page.revision + 1,
-                on_event=self._changed,
-                on_end=self._follow_later,
-                name="published ledgers",
-            )
-        except LowmarkError as error:
-            self._follow_later(error)
-            return
-        for entry in page.entries:
-            self._learn(entry)
+        self._backend.node.cluster.metastore.keep_watching(
+            prefix=POINTER_PREFIX,
+            start=self._take_all,
+            on_event=self._changed,
+            name="published ledgers",
+        )
 
-    def _follow_later(self, error: LowmarkError) -> None:
-        if not self._closed:
-            logger.warning("ledgers are not followed for now", extra={"reason": error.message})
-            self._backend.node.loop.call_later(_FOLLOW_MS, self._follow)
+    def _take_all(self) -> None:
+        for entry in self._backend.node.cluster.metastore.range_local(POINTER_PREFIX).entries:
+            self._learn(entry)
 
     def _changed(self, event: Event) -> None:
         for change in event.changes:

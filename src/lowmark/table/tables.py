@@ -149,6 +149,11 @@ class Tables:
         found = map(parse_group_name, self._names())
         return sorted(one for one in found if one is not None)
 
+    def is_made(self, table: TableId, number: int) -> bool:
+        """Whether a copy is here that is opened, not made; one that can't be read now is one."""
+        name = group_name(table, number)
+        return name in self._log.unreadable or self._has(name)
+
     def has_copy(self, table: TableId, number: int) -> bool:
         """Whether this node has anything of a partition."""
         name = group_name(table, number)

@@ -49,7 +49,6 @@ from lowmark.metastore import (
     Put,
     Remove,
     Revision,
-    RevisionCompacted,
     all_of,
 )
 from lowmark.metastore.nodes import lease_of
@@ -57,7 +56,7 @@ from lowmark.runtime import COUNTER_BITS, HybridTime, Runtime, Timer, millis_of
 from lowmark.table.errors import BelowWatermark, TimeInFuture
 
 if TYPE_CHECKING:  # a client has the watermark's values, and no metastore
-    from lowmark.metastore import Metastore, Page, name_of
+    from lowmark.metastore import Following, Metastore, Page, name_of
 else:
     (name_of,) = deferred("lowmark.metastore.coordinator", "name_of")
 
@@ -310,23 +309,14 @@ class LowWatermark:
             },
         )
 
-    def on_moved(self, callback: Callable[[], None]) -> None:
-        """Have this called whenever it has moved, as this node hears of it."""
-
-        def follow() -> None:
-            self._metastore.watch(
-                keys=[WATERMARK_KEY],
-                on_event=lambda _: callback(),
-                on_end=ended,
-                name="low watermark",
-            )
-
-        def ended(error: LowmarkError) -> None:
-            if isinstance(error, RevisionCompacted):  # it may have moved meanwhile
-                self._loop.call_soon(follow)
-                self._loop.call_soon(callback)
-
-        follow()
+    def on_moved(self, callback: Callable[[], None]) -> Following:
+        """Have this called now, and whenever it has moved, as this node hears of it."""
+        return self._metastore.keep_watching(
+            keys=[WATERMARK_KEY],
+            start=callback,  # it may have moved while it was not followed
+            on_event=lambda _: callback(),
+            name="low watermark",
+        )
 
     # -- moving ---------------------------------------------------------------------------------
 

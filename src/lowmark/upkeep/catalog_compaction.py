@@ -117,9 +117,11 @@ class Round(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def waits_for_copies(self) -> bool:
-        """Whether nothing but copies that are about to publish keeps it from cutting more."""
+        """Whether nothing but copies that are about to publish keeps it from cutting more, and
+        nodes that are about to hear of the low watermark.
+        """
         lowest = [one for one in self.holders if one.version == self.version]
-        return bool(lowest) and all(one.kind == "log replay" for one in lowest)
+        return bool(lowest) and all(one.kind in {"log replay", "node behind"} for one in lowest)
 
 
 class _Ask(msgspec.Struct, frozen=True, array_like=True):

@@ -9,9 +9,13 @@ snapshot, and is the earliest one left.
     history          the version in force at the low watermark: reads as of a time begin there
     table history    the version in force at the mark of a table that keeps its own past for longer
     transactions     the version in force when the oldest active one began
-    log replay       the version in force at a copy's published begin minimum (`table.publication`);
-                     of a copy that has published nothing, the first version that has its table: no
-                     transaction that began earlier knows the table
+    log replay       the version in force at a copy's published begin minimum (`table.publication`),
+                     but not one before the first version that has its table: no transaction that
+                     began earlier knows the table. Of a copy that has published nothing, that first
+                     version. So of the copies of a table at a node, the one that published least
+                     has the lowest pin, and an answer has that one of each table, however many
+                     copies the node has. The others in an answer are there to be shown
+    node behind      the version in force at the low watermark as a node knows it
     no answer        all: a node of the topology that did not say what it needs
     node down        the first version that has a table, if a node that the table's assignments name
                      is not in the topology
@@ -52,6 +56,7 @@ _HINTS = {
     "transactions": "End it, or wait until it is over.",
     "log replay": "The copy publishes when its next snapshot is taken. `lowmark catalog compact`"
     " asks for one now.",
+    "node behind": "It hears of the low watermark by itself, as soon as it hears of other nodes.",
     "no answer": "Start the node again, or take it out with `lowmark node remove`.",
     "node down": "Start the node again, or take it out with `lowmark node remove`.",
     "missing copy": "Start the node again, or rebuild its copy with `lowmark partition rebuild`.",
@@ -62,7 +67,7 @@ _HINTS = {
 
 
 class Lagging(msgspec.Struct, frozen=True, array_like=True):
-    """A copy at a node that has published little, or that can't say anything."""
+    """A copy at a node: what it has published, or that it can't say anything."""
 
     table: int
     number: int
@@ -83,9 +88,25 @@ class Minimums(msgspec.Struct, frozen=True, array_like=True):
     groups: dict[int, list[int]]
     """The partitions that it spoke for, by table."""
     lagging: tuple[Lagging, ...] = ()
-    """The copies that published least, and those that it can't speak for; only some, if many."""
+    """Of each table, the copy that published least; some others, and some that it can't speak
+    for."""
     transaction: str = ""
     """Which transaction is the oldest; empty: there is none."""
+    watermark: int = -1
+    """The low watermark, as it knows it. Below 0: it is of a release that did not say so, and that
+    listed the `SHOWN_MAX` copies that published least and no others, whatever their tables."""
+
+
+def least_published(copies: Iterable[Lagging]) -> list[Lagging]:
+    """What an answer has of copies that can say what they published, the least first."""
+    least = sorted(copies, key=lambda one: (one.published, one.table, one.number))
+    tables: set[int] = set()
+    found: list[Lagging] = []
+    for one in least:
+        if one.table not in tables or len(found) < SHOWN_MAX:
+            tables.add(one.table)
+            found.append(one)
+    return found
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,8 +147,6 @@ class Decision:
 
     version: int
     """The earliest version that must stay."""
-    required: int
-    """The least time for which a node needs the catalog; 0: one needs all of it."""
     begin: int
     """The global begin minimum; 0: a node did not say."""
     present: int
@@ -165,7 +184,6 @@ def decide(seen: Seen) -> Decision:
     spoke = not seen.silent and bool(seen.answers)
     return Decision(
         version=max(safe.position, history.earliest.version, 1),
-        required=min((one.required for one in seen.answers.values()), default=0) if spoke else 0,
         begin=min((one.begin for one in seen.answers.values()), default=0) if spoke else 0,
         present=present.version,
         goal=reached.activates_at,
@@ -240,13 +258,14 @@ def _of_node(seen: Seen, number: int, answer: Minimums) -> Iterator[Holder]:
     # A copy that has published the global begin minimum can publish no more: then the transaction
     # is what holds, and the copies follow it.
     possible = min(seen.watermark, *(one.begin for one in seen.answers.values()))
-    if answer.required >= possible:
-        return
-    named = [one for one in answer.lagging if one.published < possible and not one.why]
     firsts: dict[int, int] = {}
-    for one in named:
+    for one in _least(answer):
+        if one.published >= possible:
+            continue
         copy = _copy(seen, one.table, one.number)
-        if one.published:
+        if one.why:
+            why = one.why
+        elif one.published:
             why = "its log since its last snapshot may belong to transactions that began then"
         else:
             why = "no snapshot of its log says yet from when on it needs the catalog"
@@ -255,14 +274,36 @@ def _of_node(seen: Seen, number: int, answer: Minimums) -> Iterator[Holder]:
         )
         first = firsts.setdefault(one.table, _first_with_table(history, TableId(one.table)))
         yield msgspec.structs.replace(holder, version=max(holder.version, first))
-    if not named:  # its own low watermark is behind
+    watermark = answer.required if answer.watermark < 0 else answer.watermark
+    if watermark < seen.watermark:
         yield _of_time(
             history,
-            answer.required,
+            watermark,
             holder=node,
-            kind="log replay",
-            why="it has not heard of the low watermark yet",
+            kind="node behind",
+            why="it has not heard yet that the low watermark has moved on from there"
+            if answer.watermark >= 0
+            else "its release does not say how far it has heard of the low watermark",
         )
+
+
+def _least(answer: Minimums) -> list[Lagging]:
+    """Of each table, the copy that published least, and others that are shown.
+
+    An answer of an earlier release lists only some copies. Those that it leaves out published as
+    much as the last one that it lists, or more.
+    """
+    listed = [one for one in answer.lagging if not one.why]
+    if answer.watermark >= 0:
+        return listed
+    least = max((one.published for one in listed), default=answer.required)
+    there = {(one.table, one.number) for one in listed}
+    why = "its node runs an earlier release, and did not say what it has published"
+    return listed + [
+        Lagging(table, left_out[0], least, why)
+        for table, numbers in sorted(answer.groups.items())
+        if (left_out := [number for number in numbers if (table, number) not in there])
+    ]
 
 
 def _missing(seen: Seen) -> Iterator[Holder]:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from heapq import nsmallest
 from typing import Final
 
 import msgspec
@@ -31,7 +30,7 @@ from lowmark.runtime import Buffer, Runtime
 from lowmark.table import LowWatermark, Partition, Tables
 from lowmark.table.commands import Begin
 from lowmark.table.state import Begun
-from lowmark.upkeep.catalog_decision import SHOWN_MAX, Lagging, Minimums
+from lowmark.upkeep.catalog_decision import SHOWN_MAX, Lagging, Minimums, least_published
 
 logger = logging.getLogger(__name__)
 
@@ -120,16 +119,15 @@ class CatalogMinimums:
                 continue
             groups.setdefault(one.table, []).append(one.number)
             published.append(Lagging(one.table, one.number, one.published))
-        least = nsmallest(SHOWN_MAX, published, key=lambda one: one.published)
-        required = self._watermark.current
-        if least:
-            required = min(required, least[0].published)
+        least = least_published(published)
+        watermark = self._watermark.current
         return Minimums(
             begin=self._clock.now() if oldest is None else oldest.begin,
-            required=required,
+            required=min(watermark, least[0].published) if least else watermark,
             groups=groups,
             lagging=(*least, *broken[:SHOWN_MAX]),
             transaction="" if oldest is None else oldest.name,
+            watermark=watermark,
         )
 
     # -- what is published here -------------------------------------------------------------------

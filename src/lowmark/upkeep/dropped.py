@@ -7,7 +7,9 @@ Steps, and what is true after each
     2. the low watermark reaches the time from which that version is in force. At no time that may
        still be read was the table there
     3. each node destroys its copies. A crash before a folder is gone leaves the copy as it was: it
-       is on the disk, and the next look destroys it, started or not
+       is on the disk, and the next look destroys it, started or not. No note of it stays: ids are
+       never used again, and a node that starts makes no copy before it has heard of the drop again
+       (`Placement._catch_up`), however far behind its copy of the metastore begins
     4. the coordinator removes the table's assignments, and what is noted of its ledgers and runs,
        at any time after 2. A node that was down finds copies without assignments at its next
        start. It needs none to destroy them: the catalog says that the table was dropped, and ids
