@@ -199,7 +199,7 @@ def _to_read(
 def _owned(locked: Locked) -> Locked:
     """Why a directory can't be owned: who has it."""
     owner = Owner.noted(locked.note)
-    if owner is not None and not locked.here:
+    if owner is not None and not locked.here and not locked.unsigned:
         locked.message = f"{locked.path} is owned by {owner}"
         locked.args = (locked.message,)
         locked.detail = "One process owns a directory; others use it through that one."

@@ -73,7 +73,8 @@ from lowmark.node.server import Action, Server, reply
 from lowmark.node.settings import Settings, chosen
 from lowmark.node.status import StatusService, parts_here, watermark_status
 from lowmark.placement import Adjust, MetastoreMembers, Placement
-from lowmark.runtime import RealDisk, RealLoop, real_runtime
+from lowmark.runtime import Disk, RealDisk, RealLoop, real_runtime
+from lowmark.runtime.disk import closing_command, open_to_others
 from lowmark.runtime.store import Store
 from lowmark.table import AsOfHold, LowWatermark, Partition, Tables
 from lowmark.upkeep import Upkeep
@@ -195,6 +196,8 @@ class Node:
                 limits = replace(limits, **_NOT_REWRITTEN)
             self.log = Log.open(runtime, limits, note=self._first_note)
             undo.callback(self.log.close)
+            if not options.read_only:
+                _warn_of_others(runtime.disk)
             self._wait_for_guests()
             if options.embedded:
                 _check_lone(options.data, known)
@@ -544,6 +547,20 @@ def _check_lone(data: str, known: Identity | None) -> None:
             f"{data} belongs to a node of a cluster with other nodes",
             detail="Inside a process it could not reach them.",
             hint="Start it with `lowmark serve`.",
+        )
+
+
+def _warn_of_others(disk: Disk) -> None:
+    """Say if other users of the machine can look into the directory: it is theirs to close."""
+    wide = open_to_others(disk, deep=False)
+    if wide:
+        where = disk.describe("").rstrip("/")
+        what = "read rows in" if len(wide) > 1 else "see the names of files in"
+        logger.warning(
+            "other users of this machine may %s %s; close it to them: %s",
+            what,
+            where,
+            closing_command(where),
         )
 
 

@@ -5,6 +5,9 @@ Paths are relative to the store's root, with `/` between their parts. A file is 
 or not at all, and never changed: its name appears when all of it is there, and is durable then. On
 a local file system that takes a temporary name, two syncs and a rename; object stores do it so by
 themselves.
+
+On a local file system files and folders are their user's alone (0600 and 0700), whatever the umask.
+If the group may write to the root folder, they are its group's, too: so several users share one.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import contextlib
 import errno
 import os
 import re
+import stat as stat_bits
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -21,8 +25,11 @@ from pyarrow import fs
 
 from lowmark.errors import LowmarkError, Rejected
 from lowmark.runtime.disk import DiskFailed, DiskFull, FileMissing, NoHandles
+from lowmark.runtime.real_disk import FILE_MODE, FOLDER_MODE
 
 _TEMPORARY = ".tmp"
+_GROUP_FILE = 0o040
+_GROUP_FOLDER = 0o070
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +144,7 @@ class Store:
             self._make_folder(folder)
             unfinished = f"{target}{_TEMPORARY}"
             try:
-                with self._system.open_output_stream(unfinished) as stream:
+                with self._made(unfinished) as stream:
                     yield stream
                 _sync(unfinished)
                 os.replace(unfinished, target)
@@ -166,9 +173,13 @@ class Store:
     def hint(self, path: str, data: bytes) -> None:
         """A small file that nothing depends on: it may be lost, or be there in part."""
         with self.told(path, "write"):
+            target = self.full_path(path)
             if self.local:
-                self._make_folder(os.path.dirname(self.full_path(path)))
-            with self._system.open_output_stream(self.full_path(path)) as stream:
+                self._make_folder(os.path.dirname(target))
+                with self._made(target) as stream:
+                    stream.write(data)
+                return
+            with self._system.open_output_stream(target) as stream:
                 stream.write(data)
 
     def delete(self, path: str) -> None:
@@ -188,8 +199,28 @@ class Store:
             made.append(folder)
             folder = os.path.dirname(folder)
         for one in reversed(made):
-            os.makedirs(one, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                if not f"{one}/".startswith(f"{self._root}/"):
+                    os.mkdir(one)  # above the root: not ours
+                else:
+                    os.mkdir(one, FOLDER_MODE)
+                    if self._of_group(one):
+                        os.chmod(one, stat_bits.S_IMODE(os.stat(one).st_mode) | _GROUP_FOLDER)
             _sync(os.path.dirname(one))
+
+    def _made(self, target: str) -> pa.NativeFile:
+        """A local file to write. Arrow makes files for all users: so it is made before."""
+        handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
+        try:
+            if self._of_group(target):
+                os.fchmod(handle, FILE_MODE | _GROUP_FILE)
+        finally:
+            os.close(handle)
+        return self._system.open_output_stream(target)
+
+    def _of_group(self, path: str) -> bool:
+        """Whether what is made below the root is for its group, too."""
+        return path != self._root and bool(os.stat(self._root).st_mode & stat_bits.S_IWGRP)
 
     @contextlib.contextmanager
     def told(self, path: str, call: str) -> Iterator[None]:
