@@ -149,8 +149,8 @@ def test_content_and_name_are_synced_in_this_order(
     real_replace, real_open = os.replace, os.open
     opened: dict[int, str] = {}
 
-    def open_(path: str, flags: int) -> int:
-        handle = real_open(path, flags)
+    def open_(path: str, flags: int, mode: int = 0o777) -> int:
+        handle = real_open(path, flags, mode)
         opened[handle] = os.path.relpath(path, tmp_path)
         return handle
 
