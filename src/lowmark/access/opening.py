@@ -29,6 +29,7 @@ from lowmark.node import (
 from lowmark.node.owner import Owner
 from lowmark.node.settings import chosen
 from lowmark.runtime import DiskFull, Locked, RealDisk
+from lowmark.runtime.store import place_of_location, without_credentials
 
 if TYPE_CHECKING:
     from lowmark.access.owning import serve_others
@@ -301,10 +302,10 @@ def _no_space(path: str, full: DiskFull) -> DiskFull:
 def _check_settled(backend: Backend, availability_ms: int | None, location: str) -> None:
     info = backend.info
     ledgers = info.ledger_location if info.ledgers_elsewhere else ""
-    if location and location != ledgers:
+    if location and place_of_location(location) != place_of_location(ledgers):
         raise Rejected(
-            f"the ledgers of {info.name} are in {ledgers or 'its own directory'},"
-            f" not in {location}",
+            f"the ledgers of {info.name} are in"
+            f" {without_credentials(ledgers) or 'its own directory'}, not in {location}",
             detail="It was set when the database was made.",
             hint="Leave ledger.location out.",
         )

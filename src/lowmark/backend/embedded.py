@@ -52,7 +52,7 @@ from lowmark.metastore import Condition, Do, Entry, Operation
 from lowmark.node import Settings
 from lowmark.runtime import Buffer, HybridTime, millis_of, place_of
 from lowmark.runtime.memory import Memory
-from lowmark.runtime.store import Store
+from lowmark.runtime.store import Store, place_of_location
 from lowmark.table import (
     EPOCH_BITS,
     Advanced,
@@ -169,10 +169,13 @@ class Embedded(NodeThread):
 
     def _info(self) -> DatabaseInfo:
         settled, settings = self.node.cluster.settings, self.node.settings
+        location, own = settled.ledger_location, settings.ledger.location
+        if location and own and place_of_location(own) == place_of_location(location):
+            location = own  # the place is settled, and how this node reaches it is not
         return DatabaseInfo(
             name=str(self.data),
             cluster=settled.id,
-            ledger_location=settled.ledger_location or self._ledger_home(),
+            ledger_location=location or self._ledger_home(),
             ledgers_elsewhere=bool(settled.ledger_location),
             data_path=str(self.data.absolute()),
             watermark_availability_ms=settled.watermark_availability_ms,
@@ -182,8 +185,12 @@ class Embedded(NodeThread):
         )
 
     def _claim_ledgers(self) -> None:
-        """Ledgers of another database must not be swept by this one."""
-        if self.info.ledgers_claimed:
+        """Ledgers of another database must not be swept by this one.
+
+        A database that has tables was opened before, so the place is claimed: it may be away now,
+        and what needs no ledger is done all the same. A run looks for the claim by itself.
+        """
+        if self.info.ledgers_claimed and not self.catalog().tables:
             claim(self.store, self.info.cluster)
 
     def _ledger_home(self) -> str:

@@ -23,6 +23,7 @@ from lowmark.log import files, is_log
 from lowmark.log.identity import ASIDE
 from lowmark.runtime import DiskFull, NoHandles, RealDisk
 from lowmark.runtime.real_disk import FOLDER_MODE
+from lowmark.runtime.store import without_credentials
 
 _URL = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]+:/|file:)")
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]*):[0-9]{1,5}")
@@ -76,6 +77,7 @@ def data_path(given: str | os.PathLike[str]) -> str:
 
 
 def _no_url(path: str) -> Rejected:
+    path = without_credentials(path)
     scheme, _, rest = path.partition(":")
     scheme = scheme.lower()
     if scheme == "file":

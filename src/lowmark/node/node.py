@@ -75,7 +75,7 @@ from lowmark.node.status import StatusService, parts_here, watermark_status
 from lowmark.placement import Adjust, MetastoreMembers, Placement
 from lowmark.runtime import Disk, RealDisk, RealLoop, real_runtime
 from lowmark.runtime.disk import closing_command, open_to_others
-from lowmark.runtime.store import Store
+from lowmark.runtime.store import Store, place_of_location, without_credentials
 from lowmark.table import AsOfHold, LowWatermark, Partition, Tables
 from lowmark.upkeep import Upkeep
 
@@ -566,9 +566,9 @@ def _warn_of_others(disk: Disk) -> None:
 
 def _check_location(wanted: str, found: str) -> None:
     """Refuse to join a cluster whose ledgers are elsewhere than this node was told."""
-    if wanted and wanted != found:
+    if wanted and place_of_location(wanted) != place_of_location(found):
         raise Rejected(
-            f"the ledgers of this cluster are at {found}, not at {wanted}",
+            f"the ledgers of this cluster are at {without_credentials(found)}, not at {wanted}",
             detail="`ledger.location` is settled when a cluster is founded.",
             hint="Leave the setting out: a node that joins takes the cluster's.",
         )
@@ -588,7 +588,7 @@ def _seed(options: NodeOptions, location: str) -> str:
         seed = ask_peer(options.join)
         if seed.ledgers:
             _check_location(location, seed.ledgers)
-            prove(Store(seed.ledgers), seed.cluster, token=secrets.token_hex(8))
+            prove(Store(location or seed.ledgers), seed.cluster, token=secrets.token_hex(8))
         return seed.address
     if known.left:
         return ""  # it gets that error when it starts

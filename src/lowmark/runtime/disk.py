@@ -61,6 +61,17 @@ class NoHandles(DiskFailed):
         )
 
 
+class StoreFailed(DiskFailed):
+    """An object store did not do what it was asked: it is away, or refuses this process."""
+
+    def __init__(self, path: str, *, call: str, reason: str) -> None:
+        super().__init__(path, call=call, reason=reason)
+        self.hint = (
+            "See whether the store is up and reached from here, and takes this process's"
+            " credentials (environment, profile or machine); then try again."
+        )
+
+
 class FileMissing(Conflict):
     """The file is not there (any more)."""
 

@@ -24,7 +24,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from lowmark.errors import LowmarkError, Rejected
-from lowmark.runtime.disk import DiskFailed, DiskFull, FileMissing, NoHandles
+from lowmark.runtime.disk import DiskFailed, DiskFull, FileMissing, NoHandles, StoreFailed
 from lowmark.runtime.real_disk import FILE_MODE, FOLDER_MODE
 
 _TEMPORARY = ".tmp"
@@ -40,9 +40,58 @@ class Stored:
     bytes: int
 
 
+_USER = re.compile(r"(?<=://)([^/?#]*)@")
+_USER_OF_S3 = re.compile(r"(?<=://)([^/?#]*:[^?#]*|[^/?#]*)@")
+"""A secret key may have slashes that its author has not encoded; a bucket has no colon."""
+_SECRET = re.compile(
+    r"(?<=[?&])([^=&]*(?:secret|token|password|signature|key|sig)=)([^&#]*)", re.IGNORECASE
+)
+_NAMES = re.compile(r"[A-Za-z0-9_.-]*")
+"""A user's name without a password, as HDFS has it, or `anonymous`."""
+_ANY_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"']+")
+
+
+def without_credentials(location: str) -> str:
+    """A location as it may be shown: without keys, passwords and tokens."""
+    if "://" not in location:
+        return location
+    s3 = location.lower().startswith("s3")
+    user = (_USER_OF_S3 if s3 else _USER).search(location)
+    if user is not None and (s3 or not _NAMES.fullmatch(user[1])):
+        location = location[: user.start()] + location[user.end() :]
+    while (found := _SECRET.search(location)) is not None:
+        before, after = location[: found.start()], location[found.end() :]
+        location = before + after[1:] if after[:1] == "&" else before.rstrip("?&") + after
+    return location
+
+
+def text_without_credentials(text: str) -> str:
+    """Any text with the locations in it as they may be shown."""
+    return _ANY_URL.sub(lambda found: without_credentials(found[0]), text)
+
+
+def place_of_location(location: str) -> str:
+    """What of a location is settled for good: where it is, and not how it is reached."""
+    return without_credentials(location).partition("?")[0].rstrip("/")
+
+
+def check_no_credentials(location: str) -> None:
+    """Refuse a location with keys in it: it is stored and shown, and keys are neither."""
+    shown = without_credentials(location)
+    if shown != location:
+        raise Rejected(
+            f"the location {shown} was given with credentials in it",
+            detail="A location is stored in the metastore and named in errors. They would be, too.",
+            hint="Leave them out, and give them as AWS's tools take them: in the environment"
+            " (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY), as a profile in ~/.aws (AWS_PROFILE),"
+            " or by the role of the machine.",
+        )
+
+
 def whole_location(text: str) -> str:
     """A location that means the same wherever it is read: a URL, or an absolute path."""
     if not text or "://" in text:
+        check_no_credentials(text)
         return text
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", text):
         raise Rejected(
@@ -57,17 +106,22 @@ class Store:
 
     def __init__(self, location: str) -> None:
         """`location`: an absolute path, or a URL such as `s3://bucket/prefix`."""
-        self.location = location
+        self.address = location
+        """As it was given: what another process needs to open it. It may have credentials in it, of
+        a database of an earlier release: it is shown nowhere."""
+        self.location = without_credentials(location)
+        """As it may be shown."""
         try:
             if "://" in location:
                 system, root = fs.FileSystem.from_uri(location)
             else:
                 system, root = fs.LocalFileSystem(), os.path.abspath(location)
         except (pa.ArrowInvalid, OSError, ValueError) as error:
+            why = self._hidden(str(error))
             raise Rejected(
-                f"{location} is not a place that Arrow can reach: {error}",
+                f"{self.location} is not a place that Arrow can reach: {why}",
                 hint="Use a folder, or a URL such as s3://bucket/prefix.",
-            ) from error
+            ) from None if why != str(error) else error
         if isinstance(system, fs.LocalFileSystem):
             system = fs.LocalFileSystem(use_mmap=True)
         self._system = system
@@ -237,7 +291,27 @@ class Store:
                 raise DiskFull(where) from error
             if error.errno in {errno.EMFILE, errno.ENFILE}:
                 raise NoHandles(where, call=call, reason=os.strerror(error.errno)) from error
-            raise DiskFailed(where, call=call, reason=str(error)) from error
+            reason = str(error)
+            if not self.local:
+                raise StoreFailed(where, call=call, reason=self._hidden(reason)) from error
+            raise DiskFailed(where, call=call, reason=reason) from error
+
+    @contextlib.contextmanager
+    def reading(self, path: str) -> Iterator[None]:
+        """Around reads of a file that is open. Elsewhere it is read over a line, which may go away
+        in the middle: that is the store's failure, and says nothing of the file.
+        """
+        if self.local:
+            yield
+            return
+        with self.told(path, "read"):
+            yield
+
+    def _hidden(self, text: str) -> str:
+        """What Arrow says, as it may be shown."""
+        if self.address != self.location:
+            text = text.replace(self.address, self.location)
+        return text_without_credentials(text)
 
 
 def _sync(path: str) -> None:
