@@ -171,7 +171,7 @@ def test_credentials_that_a_database_has_are_shown_nowhere_and_can_be_taken_out(
         entry = db.backend.get(b"cluster")
         assert entry is not None
         assert not any(secret.encode() in bytes(entry.value) for secret in SECRETS)
-        assert db["t"].read(compacted=True).to_pylist() == [{"id": 1}]
+        assert db["t"].read(compacted=True).to_pylist() == [{"id": 1, "_change": "upsert"}]
     assert not any(secret in caplog.text for secret in SECRETS)
 
 
@@ -200,14 +200,14 @@ def test_a_place_is_settled_and_the_way_there_is_not(tmp_path: Path, endpoint: s
     by_settings = Settings(ledger=LedgerSettings(location=other, grace_ms=0))
     with lowmark.open(data, settings=by_settings) as db:
         assert db.ledger_location == other
-        assert db["t"].read(compacted=True).to_pylist() == [{"id": 1}]
+        assert db["t"].read(compacted=True).to_pylist() == [{"id": 1, "_change": "upsert"}]
     with lowmark.open(data) as db:
         assert db.ledger_location == location(endpoint, "moves")
         db.set_ledger_location(other)
     # then that one is taken
     with lowmark.open(data) as db:
         assert db.ledger_location == other
-        assert db["t"].read(compacted=True).to_pylist() == [{"id": 1}]
+        assert db["t"].read(compacted=True).to_pylist() == [{"id": 1, "_change": "upsert"}]
 
 
 # Arrow tries for six seconds before it gives up. The shorter relatives are in test_store.py
