@@ -39,7 +39,7 @@ from lowmark.backend.values import (
     ReadRange,
     Staging,
 )
-from lowmark.catalog import Catalog, Command, Executed, TableId
+from lowmark.catalog import Catalog, Command, Executed, TableId, check_buildable
 from lowmark.catalog.errors import VersionCompacted
 from lowmark.errors import LowmarkError, Unavailable
 from lowmark.group import Future, open_command, when_all
@@ -125,11 +125,9 @@ class Embedded(NodeThread):
         """Wait until everything that is there can be used."""
         node = self.node
         assert node.catalogs is not None
-        assert node.indexes is not None
         assert node.tables is not None
         assert node.watermark is not None
         self.catalogs = node.catalogs
-        self._indexes = node.indexes
         self.tables = node.tables
         self.mark = node.watermark
         self._metastore = node.cluster.metastore
@@ -267,7 +265,8 @@ class Embedded(NodeThread):
     def execute(self, commands: Sequence[Command], *, timeout_s: float | None = None) -> Executed:
         """See `Backend`."""
         wait_s = _EXECUTE_S if timeout_s is None else timeout_s
-        return self.ask(lambda: self._indexes.execute(commands), timeout_s=wait_s)
+        check_buildable(commands)
+        return self.ask(lambda: self.catalogs.execute(commands), timeout_s=wait_s)
 
     def dropped_at(self, table: TableId) -> int | None:
         """See `Backend`."""

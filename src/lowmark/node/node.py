@@ -54,7 +54,6 @@ from lowmark.node.bridge import Bridge
 from lowmark.node.catalog_rounds import CatalogRounds
 from lowmark.node.client import JOIN_PATIENCE_S, ask_peer
 from lowmark.node.homes import homes_of
-from lowmark.node.indexes import Indexes
 from lowmark.node.log_compaction import LogCompaction
 from lowmark.node.messages import (
     DEFAULT_ENDPOINT,
@@ -171,7 +170,6 @@ class Node:
         """
         self.catalogs: Catalogs | None = None
         """The catalog; there as soon as the cluster is ready."""
-        self.indexes: Indexes | None = None
         self.tables: Tables | None = None
         self.watermark: LowWatermark | None = None
         self.placement: Placement | None = None
@@ -423,8 +421,7 @@ class Node:
         catalogs.start()
         if not self._read_only:
             self.upkeep.start()
-        self.indexes = Indexes(self.groups, catalogs, tables, routes=self.placement.routes)
-        actions = CatalogActions(catalogs, self.indexes, self.bridge)
+        actions = CatalogActions(catalogs, self.bridge)
         self.status.catalog = actions.status
         routes_of = self.placement.routes
         self.status.homes = lambda: homes_of(catalogs.latest, routes_of)
