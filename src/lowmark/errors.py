@@ -177,7 +177,7 @@ _DEFINED_IN = {
     ),
     "lowmark.placement.rebuilding": "CopyNeeded CopySound",
     "lowmark.runtime.clock": "ClockSkew",
-    "lowmark.runtime.disk": "DiskFailed DiskFull Locked NoHandles",
+    "lowmark.runtime.disk": "DiskFailed DiskFull Locked NoHandles StoreFailed",
     "lowmark.runtime.network": "AddressInUse AddressUnusable",
     "lowmark.runtime.tls": "TlsUnusable",
 }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from catalog.making import DELAY_MS, STEP, execute, fresh, orders, table_of, update_of
@@ -35,10 +33,9 @@ from lowmark.catalog import (
     parse_type,
 )
 from lowmark.catalog.catalog import EMPTY
-from lowmark.catalog.commands import INITIAL_COMMANDS, evaluate
+from lowmark.catalog.commands import INITIAL_COMMANDS, check_buildable, evaluate
 from lowmark.catalog.descriptors import Index, IndexStatus
 from lowmark.catalog.durations import DURATION_MS_MAX
-from lowmark.catalog.entries import NewIndex
 from lowmark.catalog.errors import CatalogUnreadable, IndexNotBuildable
 from lowmark.catalog.history import apply_update
 from lowmark.catalog.index_commands import MakeIndexAvailable, RemoveIndex, StartBuildingIndex
@@ -421,23 +418,12 @@ def test_an_index_that_is_made_with_its_table_has_nothing_to_build() -> None:
     assert index_of(catalog, "later").status is IndexStatus.REGISTERED
 
 
-def test_an_index_is_available_if_its_table_has_no_rows_and_else_refused() -> None:
-    # given a table that was there before
-    catalog = fresh(orders())
-    [table] = catalog.all_tables()
-    # when it is known to have no rows, then its index has nothing to build
-    (_, new) = evaluate(catalog, [CITY], empty={table.id}).entries
-    assert isinstance(new, NewIndex)
-    assert new.index.status is IndexStatus.AVAILABLE
-    # and when it is not, the index is refused by name
+def test_a_new_index_of_a_user_is_refused_and_what_is_there_is_not() -> None:
     with pytest.raises(IndexNotBuildable, match="by_city") as refused:
-        evaluate(catalog, [CITY], empty=frozenset())
-    assert refused.value.table_id == table.id
-    # but not one of a table that is made with it, nor one that is there
-    other = CreateIndex(name="other", table="new", columns=("city",))
-    assert all(evaluate(catalog, [orders(name="new"), other], empty=frozenset()).applied)
-    again = replace(CITY, if_not_exists=True)
-    assert evaluate(execute(catalog, CITY), [again], empty=frozenset()).applied == (False,)
+        check_buildable([orders(), CITY])
+    assert refused.value.object_name == "by_city"
+    assert "unique" in refused.value.detail
+    check_buildable([orders(), RenameIndex(name="by_city", to="x"), DropIndex(name="by_city")])
 
 
 def test_a_stopping_index_has_let_go_of_its_name_and_its_columns() -> None:

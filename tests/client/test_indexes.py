@@ -1,21 +1,24 @@
-"""An index is created only where there is nothing to build: on a directory, and over a server."""
+"""Indexes are refused until a release builds them: on a directory, over a server, by a command."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import lowmark
-from lowmark.catalog import AddColumns, CreateIndex, CreateTable, NewColumn, RenameTable
-from lowmark.catalog.descriptors import IndexStatus
+from lowmark.backend.embedded import Embedded
+from lowmark.catalog import AddColumns, CreateIndex, DropIndex, NewColumn, RenameIndex
+from lowmark.cli.app import app
 from lowmark.client import Database
 from lowmark.errors import CatalogRefused, IndexNotBuildable
 from server.world import Served
 
 COLUMNS = {"id": "string", "city": "string"}
-BY_CITY = CreateIndex(name="by_city", table="orders", columns=("city",))
+BY_CITY = CreateIndex(name="by_city", table="orders", columns=("city",), unique=True)
 
 
 @pytest.fixture(params=["open", "connect"])
@@ -28,64 +31,52 @@ def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
             yield database
 
 
-def statuses(db: Database) -> dict[str, IndexStatus]:
-    return {one.name: one.status for one in db.catalog.all_indexes()}
+def indexes(db: Database) -> list[str]:
+    return [one.name for one in db.catalog.all_indexes()]
 
 
-def test_an_index_of_a_table_without_rows_is_available_at_once(db: Database) -> None:
-    # given a table that never had a row
-    db.create_table("orders", COLUMNS, key="id", partitions=4)
-    # when it gets an index
-    assert db.execute([BY_CITY]).applied == (True,)
-    # then nothing is left to be built
-    assert statuses(db) == {"by_city": IndexStatus.AVAILABLE}
-    # and rows may come
-    db.table("orders").append([{"id": "1", "city": "Rome"}])
-    assert statuses(db) == {"by_city": IndexStatus.AVAILABLE}
-
-
-def test_an_index_of_a_table_with_rows_is_refused_by_name(db: Database) -> None:
-    # given a table with one row, in one of its partitions
+def test_a_unique_index_is_refused_for_none_would_enforce_it(db: Database) -> None:
+    # given a table, empty or not
     orders = db.create_table("orders", COLUMNS, key="id", partitions=4)
-    orders.append([{"id": "1", "city": "Rome"}])
-    before = db.catalog.version
-    # when it is to get an index, with something else
-    more = AddColumns(table="orders", columns=(NewColumn.of("note", "string"),))
-    with pytest.raises(IndexNotBuildable, match=r"table public\.orders has rows") as refused:
-        db.execute([more, BY_CITY])
-    # then nothing has changed, and the error says what can be done
-    assert "before the first row" in refused.value.hint
-    assert (refused.value.object_kind, refused.value.object_name) == ("index", "by_city")
-    assert db.catalog.version == before
+    for _ in range(2):
+        before = db.catalog.version
+        # when it is to get an index, with something else
+        more = AddColumns(table="orders", columns=(NewColumn.of("note", "string"),))
+        with pytest.raises(IndexNotBuildable, match="index by_city of table orders") as refused:
+            db.execute([more, BY_CITY])
+        # then nothing has changed, and the error says what does it instead
+        assert (refused.value.object_kind, refused.value.object_name) == ("index", "by_city")
+        assert "table.get" in refused.value.hint
+        assert (db.catalog.version, indexes(db)) == (before, [])
+        orders.append([{"id": "1", "city": "Rome"}])
     assert issubclass(IndexNotBuildable, CatalogRefused)
 
 
-def test_tables_are_found_whatever_the_same_list_does_to_them(db: Database) -> None:
-    # given a table with rows, and one without
-    db.create_table("full", COLUMNS, key="id").append([{"id": "1", "city": "Rome"}])
-    db.create_table("orders", COLUMNS, key="id")
-    # when both change their names in the list that creates an index
-    with pytest.raises(IndexNotBuildable, match=r"table public\.orders has rows"):
-        db.execute(
-            [RenameTable(name="orders", to="was"), RenameTable(name="full", to="orders"), BY_CITY]
-        )
-    # then the one that it is created on is looked at, and a list with several looks at each
-    new = CreateTable(
-        name="new", columns=(NewColumn.of("id", "int64"), NewColumn.of("city", "string"))
-    )
-    db.execute(
-        [
-            new,
-            BY_CITY,
-            CreateIndex(name="by_id", table="orders", columns=("id",)),
-            CreateIndex(name="new_city", table="new", columns=("city",)),
-        ]
-    )
-    assert set(statuses(db).values()) == {IndexStatus.AVAILABLE}
-    assert set(statuses(db)) == {"by_city", "by_id", "new_city"}
-    # and what the catalog refuses by itself, it still does
-    with pytest.raises(CatalogRefused, match="by_city") as taken:
-        db.execute([BY_CITY])
-    assert taken.value.reason == "exists"
-    with pytest.raises(CatalogRefused, match="nowhere"):
-        db.execute([CreateIndex(name="i", table="nowhere", columns=("city",))])
+def test_catalog_apply_refuses_it_too(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with lowmark.open(data) as db:
+        db.create_table("orders", COLUMNS, key="id")
+    wish = {"create_index": {"name": "by_city", "table": "orders", "columns": ["city"]}}
+    command = ["catalog", "apply", "-", "--data", str(data), "--json"]
+    done = CliRunner().invoke(app, command, input=json.dumps(wish))
+    assert done.exit_code != 0
+    assert "IndexNotBuildable" in done.output or "builds no index" in done.output
+
+
+def test_an_index_that_a_catalog_has_is_shown_renamed_and_dropped(tmp_path: Path) -> None:
+    with lowmark.open(tmp_path / "data") as db:
+        backend = db.backend
+        assert isinstance(backend, Embedded)
+        # given an index as an earlier release has taken it
+        db.create_table("orders", COLUMNS, key="id")
+        backend.ask(lambda: backend.catalogs.execute(BY_CITY))
+    # then it is read again, also from disk
+    with lowmark.open(tmp_path / "data") as db:
+        assert indexes(db) == ["by_city"]
+        db.table("orders").append([{"id": "1", "city": "Rome"}, {"id": "2", "city": "Rome"}])
+        shown = CliRunner().invoke(app, ["catalog", "show", "--data", str(tmp_path / "data")])
+        assert "by_city" in shown.output
+        # and may be renamed, and dropped
+        db.execute([RenameIndex(name="by_city", to="old")])
+        assert indexes(db) == ["old"]
+        db.execute([DropIndex(name="old")])

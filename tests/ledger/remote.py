@@ -52,6 +52,8 @@ class Remote(fs.FileSystemHandler):  # type: ignore[misc]
 
     def open_input_file(self, path: str) -> Any:
         self._check("open_input_file")
+        if self.broken == "read":
+            return pa.PythonFile(_Dying(path), mode="r")
         return self._system.open_input_file(path)
 
     def open_input_stream(self, path: str) -> Any:
@@ -87,6 +89,29 @@ class Remote(fs.FileSystemHandler):  # type: ignore[misc]
 
     def copy_file(self, src: str, dest: str) -> None:
         raise NotImplementedError
+
+
+class _Dying:
+    """A file that was opened before the line died."""
+
+    closed = False
+
+    def __init__(self, path: str) -> None:
+        self._size = os.path.getsize(path)
+        self._at = 0
+
+    def seek(self, place: int, whence: int = 0) -> int:
+        self._at = place + (0, self._at, self._size)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, count: int) -> bytes:
+        raise OSError(errno.EIO, "the line is dead")
+
+    def close(self) -> None:
+        self.closed = True
 
 
 class _Writing:

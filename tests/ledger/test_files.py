@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,12 @@ from pyroaring import BitMap
 from ledger.making import VALUES, made_table, rows_of
 from ledger.remote import remote_store
 from lowmark.catalog import Table
-from lowmark.errors import InvariantBroken
+from lowmark.errors import InvariantBroken, Unavailable
 from lowmark.ledger import LedgerDamaged, LedgerFile, LedgerLost, OpenFile, open_key_file
-from lowmark.ledger.digest import EMPTY
-from lowmark.ledger.files import SYSTEM_IDS, FileWriter, Rows, file_schema
+from lowmark.ledger.digest import EMPTY, measure
+from lowmark.ledger.files import SYSTEM_IDS, FileWriter, Rows, check_there, file_schema
 from lowmark.runtime import DiskFull
+from lowmark.runtime.disk import StoreFailed
 from lowmark.runtime.store import Store
 from lowmark.table import OFFSET, KeyForm
 
@@ -187,6 +188,31 @@ def test_a_full_store_is_told_and_nothing_is_left_there(tmp_path: Path) -> None:
     with pytest.raises(DiskFull):
         write(store, ORDERS, *[some(100 * at, 100 * at + 100) for at in range(20)])
     assert store.files("") == []
+
+
+def test_a_store_that_goes_away_while_a_file_is_read_says_nothing_of_the_file(
+    tmp_path: Path,
+) -> None:
+    # given a ledger file and its index in a store elsewhere
+    store, remote = remote_store(str(tmp_path))
+    file = write(store, ORDERS, some(0, 40))
+    opened = OpenFile(store, file, ORDERS.latest)
+    reads: list[Callable[[], object]] = [
+        lambda: OpenFile(store, file, ORDERS.latest),
+        lambda: check_there(store, [file]),
+        lambda: measure(store, file.path),
+        lambda: open_key_file(store, file.path, checksum=0),
+        lambda: store.read(file.path),
+    ]
+    # when the line dies, then that is the error, and not that the file is damaged
+    remote.broken = "read"
+    for read in reads:
+        with pytest.raises(StoreFailed, match="the line is dead") as failed:
+            read()
+        assert isinstance(failed.value, Unavailable)
+    # and a file that was open before is read on
+    remote.broken = ""
+    assert opened.group(0, ["id"]).num_rows == 40
 
 
 # -- damage -------------------------------------------------------------------------------------

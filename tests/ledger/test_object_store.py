@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +11,12 @@ from pathlib import Path
 import pytest
 from moto.server import ThreadedMotoServer
 from pyarrow import fs
+from typer.testing import CliRunner
 
+import lowmark
 from compaction.world import World
-from lowmark.errors import LedgersUnseen
+from lowmark.cli.app import app
+from lowmark.errors import LedgersUnseen, Rejected, Unavailable
 from lowmark.ledger.claim import check_claim
 from lowmark.node import Settings
 from lowmark.node.settings import LedgerSettings
@@ -21,26 +26,42 @@ from lowmark.runtime.store import Store
 BUCKET = "lowmark"
 
 
+SECRETS = ("KEYID", "SECRET")
+
+
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    with pytest.MonkeyPatch.context() as environment, served() as address:
+        # given to Arrow as a user would
+        environment.setenv("AWS_ACCESS_KEY_ID", "k")
+        environment.setenv("AWS_SECRET_ACCESS_KEY", "s")
+        yield address
+
+
+@contextlib.contextmanager
+def served(port: int = 0) -> Iterator[str]:
+    """A store with one bucket; after the block it is away."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)
     server.start()
-    host, port = server.get_host_and_port()
-    fs.S3FileSystem(
-        access_key="k",
-        secret_key="s",
-        region="us-east-1",
-        scheme="http",
-        endpoint_override=f"{host}:{port}",
-        allow_bucket_creation=True,
-    ).create_dir(BUCKET)
-    yield f"{host}:{port}"
-    server.stop()
+    try:
+        host, port = server.get_host_and_port()
+        fs.S3FileSystem(
+            access_key="k",
+            secret_key="s",
+            region="us-east-1",
+            scheme="http",
+            endpoint_override=f"{host}:{port}",
+            allow_bucket_creation=True,
+        ).create_dir(BUCKET)
+        yield f"{host}:{port}"
+    finally:
+        server.stop()
 
 
-def location(endpoint: str, folder: str) -> str:
+def location(endpoint: str, folder: str, user: str = "") -> str:
     options = f"endpoint_override={endpoint}&scheme=http&region=us-east-1"
-    return f"s3://k:s@{BUCKET}/{folder}?{options}"
+    return f"s3://{user}{BUCKET}/{folder}?{options}"
 
 
 class FarWorld(World):
@@ -100,8 +121,128 @@ def test_a_store_that_answers_and_lacks_the_ledgers_is_told_from_one_that_does_n
     with pytest.raises(LedgersUnseen, match="empty"):
         check_claim(store, "ours")
     # and a path in it is a path in its URL, before what the URL asks for
-    assert store.url("a/b").startswith(f"s3://k:s@{BUCKET}/empty/a/b?endpoint_override=")
+    assert store.url("a/b").startswith(f"s3://{BUCKET}/empty/a/b?endpoint_override=")
     # when the bucket is not there
     nowhere = Store(location(endpoint, "x").replace(BUCKET, "no-such-bucket"))
     with pytest.raises((DiskFailed, FileMissing)):
         nowhere.write("one", b"1")
+
+
+def with_credentials(endpoint: str, folder: str) -> Settings:
+    """What an earlier release took for a location, and put into the metastore."""
+    place = LedgerSettings()
+    object.__setattr__(place, "location", location(endpoint, folder, "KEYID:SECRET@"))
+    return Settings(ledger=place)
+
+
+@pytest.mark.slow
+def test_credentials_that_a_database_has_are_shown_nowhere_and_can_be_taken_out(
+    tmp_path: Path, endpoint: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    data, shown = str(tmp_path / "data"), location(endpoint, "keys")
+
+    def run(*words: str, code: int = 0) -> str:
+        done = CliRunner().invoke(app, [*words, "--data", data])
+        assert done.exit_code == code, done.output
+        assert not any(secret in done.output for secret in SECRETS)
+        return done.output
+
+    # given a database whose location has credentials in it
+    with lowmark.open(data, settings=with_credentials(endpoint, "keys")) as db:
+        table = db.create_table("t", {"id": "int64"}, key="id", partitions=1)
+        table.append([{"id": 1}])
+        db.advance_watermark("now")
+        table.compact(engine="local")
+        assert db.ledger_location == shown
+    # when commands show all that they can, then credentials are nowhere in it
+    run("meta", "range")
+    run("meta", "range", "--json")
+    run("ledger", "show", "t")
+    run("status", "--json")
+    assert run("ledger", "location").strip() == shown
+    # and an open with another place says so without them
+    other = Settings(ledger=LedgerSettings(location=location(endpoint, "other")))
+    with pytest.raises(Rejected, match="not in s3") as refused:
+        lowmark.open(data, settings=other)
+    assert not any(secret in str(refused.value) for secret in SECRETS)
+    # when the location is given without them, then they are gone
+    run("ledger", "location", shown)
+    with lowmark.open(data) as db:
+        entry = db.backend.get(b"cluster")
+        assert entry is not None
+        assert not any(secret.encode() in bytes(entry.value) for secret in SECRETS)
+        assert db["t"].read(compacted=True).to_pylist() == [{"id": 1, "_change": "upsert"}]
+    assert not any(secret in caplog.text for secret in SECRETS)
+
+
+@pytest.mark.slow
+def test_a_place_is_settled_and_the_way_there_is_not(tmp_path: Path, endpoint: str) -> None:
+    data = tmp_path / "data"
+    settings = Settings(ledger=LedgerSettings(location=location(endpoint, "moves"), grace_ms=0))
+    with lowmark.open(data, settings=settings) as db:
+        table = db.create_table("t", {"id": "int64"}, key="id", partitions=1)
+        table.append([{"id": 1}])
+        db.advance_watermark("now")
+        table.compact(engine="local")
+        # when another place is given, or a way on which the ledgers are not there, it is refused
+        with pytest.raises(Rejected, match="are in s3://lowmark/moves"):
+            db.set_ledger_location(location(endpoint, "elsewhere"))
+        with pytest.raises(Rejected, match="with credentials in it"):
+            db.set_ledger_location(location(endpoint, "moves", "KEYID:SECRET@"))
+        other = location(endpoint.replace("127.0.0.1", "localhost"), "moves")
+        store = Store(other)
+        claim = store.read("database")
+        store.delete("database")
+        with pytest.raises(LedgersUnseen):
+            db.set_ledger_location(other)
+        store.write("database", claim)
+    # when this process's settings, or the database's, name another way to it
+    by_settings = Settings(ledger=LedgerSettings(location=other, grace_ms=0))
+    with lowmark.open(data, settings=by_settings) as db:
+        assert db.ledger_location == other
+        assert db["t"].read(compacted=True).to_pylist() == [{"id": 1, "_change": "upsert"}]
+    with lowmark.open(data) as db:
+        assert db.ledger_location == location(endpoint, "moves")
+        db.set_ledger_location(other)
+    # then that one is taken
+    with lowmark.open(data) as db:
+        assert db.ledger_location == other
+        assert db["t"].read(compacted=True).to_pylist() == [{"id": 1, "_change": "upsert"}]
+
+
+# Arrow tries for six seconds before it gives up. The shorter relatives are in test_store.py
+# (`test_a_store_that_can_not_be_reached_is_told_by_name`) and test_files.py.
+@pytest.mark.release
+def test_a_store_that_is_away_stops_what_needs_it_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    data = tmp_path / "data"
+    with served() as endpoint:
+        place = LedgerSettings(location=location(endpoint, "away"), grace_ms=0)
+        with lowmark.open(data, settings=Settings(ledger=place)) as db:
+            table = db.create_table("t", {"id": "int64"}, key="id", partitions=1)
+            table.append([{"id": 1}])
+            db.advance_watermark("now")
+            table.compact(engine="local")
+            table.append([{"id": 2}])
+            db.advance_watermark("now")
+    # given that its store is away, then tables are listed, described and written to
+    done = CliRunner().invoke(app, ["table", "list", "--data", str(data)])
+    assert done.exit_code == 0, done.output
+    assert "t" in done.output
+    with lowmark.open(data) as db:
+        db["t"].append([{"id": 3}])
+        # and what needs it fails by name, with a hint that is about the store
+        for needs in (
+            lambda: db["t"].compact(engine="local"),
+            lambda: db["t"].read(compacted=True).to_pylist(),
+        ):
+            with pytest.raises(Unavailable) as failed:
+                needs()
+            assert "credentials" in failed.value.hint
+            assert "disk" not in failed.value.hint
+    # when a new database is founded there, then that is refused at once
+    with pytest.raises(Unavailable):
+        lowmark.open(tmp_path / "new", settings=Settings(ledger=place))

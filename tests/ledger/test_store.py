@@ -14,8 +14,15 @@ import pytest
 
 from ledger.remote import remote_store
 from lowmark.errors import Rejected
+from lowmark.node import data_path, load_settings
 from lowmark.runtime import DiskFailed, DiskFull, FileMissing
-from lowmark.runtime.store import Store
+from lowmark.runtime.disk import StoreFailed
+from lowmark.runtime.store import (
+    Store,
+    text_without_credentials,
+    whole_location,
+    without_credentials,
+)
 
 
 @pytest.fixture(params=["path", "url", "elsewhere"])
@@ -149,8 +156,8 @@ def test_content_and_name_are_synced_in_this_order(
     real_replace, real_open = os.replace, os.open
     opened: dict[int, str] = {}
 
-    def open_(path: str, flags: int) -> int:
-        handle = real_open(path, flags)
+    def open_(path: str, flags: int, mode: int = 0o777) -> int:
+        handle = real_open(path, flags, mode)
         opened[handle] = os.path.relpath(path, tmp_path)
         return handle
 
@@ -225,5 +232,81 @@ def test_a_store_that_can_not_be_reached_is_told_by_name(tmp_path: Path, call: s
         "get_file_info": lambda: store.stat("t/x"),
         "delete_file": lambda: store.delete("t/x"),
     }
-    with pytest.raises(DiskFailed, match="the line is dead"):
+    with pytest.raises(StoreFailed, match="the line is dead") as failed:
         calls[call]()
+    # and the hint is about the store, not about a disk
+    assert "credentials" in failed.value.hint
+    assert "disk" not in failed.value.hint
+
+
+# -- credentials --------------------------------------------------------------------------------
+
+
+SECRETS = ("KEYID", "SE/CRET", "SE%2FCRET", "PASSWORD", "SIGNED")
+
+
+@pytest.mark.parametrize(
+    ("location", "shown"),
+    [
+        ("s3://KEYID:SE%2FCRET@b/p?region=eu", "s3://b/p?region=eu"),
+        ("s3://KEYID:SE/CRET@b/p", "s3://b/p"),
+        ("s3://KEYID@b/p", "s3://b/p"),
+        ("s3://b/p?secret_key=PASSWORD&scheme=http", "s3://b/p?scheme=http"),
+        ("s3://b/p?region=eu&session_token=PASSWORD", "s3://b/p?region=eu"),
+        ("abfss://:PASSWORD@account/p", "abfss://account/p"),
+        ("abfss://c@account/p?client_secret=PASSWORD", "abfss://c@account/p"),
+        ("https://account/p?sv=1&sig=SIGNED", "https://account/p?sv=1"),
+        ("hdfs://me:PASSWORD@host:9000/p", "hdfs://host:9000/p"),
+    ],
+)
+def test_credentials_of_a_location_are_found_and_refused(location: str, shown: str) -> None:
+    assert without_credentials(location) == shown
+    for text in (f"{location} failed", f'location = "{location}".'):
+        hidden = text_without_credentials(text)
+        assert not any(secret in hidden for secret in SECRETS)
+    # when a database is to be founded with them, then that is refused with the way to give them
+    with pytest.raises(Rejected, match="with credentials in it") as refused:
+        whole_location(location)
+    told = str(refused.value)
+    assert "AWS_ACCESS_KEY_ID" in told
+    assert "AWS_PROFILE" in told
+    assert not any(secret in told for secret in SECRETS)
+    with pytest.raises(Rejected) as refused:
+        load_settings(environment={"LOWMARK_LEDGER_LOCATION": location})
+    assert not any(secret in str(refused.value) for secret in SECRETS)
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "s3://bucket/a@b?region=eu&endpoint_override=host:9000&scheme=http",
+        "gs://anonymous@bucket/p",
+        "hdfs://me@host:9000/p",
+        "abfss://container@account.dfs.core.windows.net/p",
+        "file:///srv/a@b",
+        "/srv/key=1/a:b@c",
+    ],
+)
+def test_what_has_no_credentials_stays_as_it_is(location: str) -> None:
+    assert without_credentials(location) == whole_location(location) == location
+    assert text_without_credentials(location) == location
+
+
+def test_a_store_that_has_credentials_shows_them_nowhere() -> None:
+    # given a store of a database that an earlier release has made
+    store = Store("s3://KEYID:SE%2FCRET@bucket/p?region=eu&endpoint_override=127.0.0.1:1")
+    # then other processes get what they need to open it, and all others see its place
+    assert "SE%2FCRET" in store.address
+    assert store.location == "s3://bucket/p?region=eu&endpoint_override=127.0.0.1:1"
+    assert store.url("a/b") == "s3://bucket/p/a/b?region=eu&endpoint_override=127.0.0.1:1"
+    # and what Arrow says of it is told without them
+    with pytest.raises(StoreFailed) as failed, store.told("a", "read"):
+        raise OSError(f"no answer from {store.address}")
+    assert "no answer from s3://bucket/p" in str(failed.value)
+    with pytest.raises(Rejected, match="not a place that Arrow can reach") as refused:
+        Store("nowhere://KEYID:PASSWORD@bucket/p")
+    told = f"{refused.value}{refused.value.__cause__}"
+    assert not any(secret in told + str(failed.value) for secret in SECRETS)
+    with pytest.raises(Rejected, match="is not a directory") as refused:
+        data_path("s3://KEYID:PASSWORD@bucket/p")
+    assert not any(secret in str(refused.value) for secret in SECRETS)

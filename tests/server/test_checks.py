@@ -26,6 +26,7 @@ from lowmark.server import Server
 from lowmark.server.checking import _TOGETHER_ROWS, Checker, Received
 from lowmark.table import Change, KeyForm, Outgoing, outgoing
 from lowmark.table.commands import encode_batch
+from lowmark.table.unpacking import unpacked_bytes
 from server.world import Served
 
 COLUMNS = {"id": "int64", "status": "string", "at": "date"}
@@ -86,6 +87,43 @@ def test_a_row_of_another_partition_is_refused_with_its_batch(orders: Table) -> 
     # and without it they are stored
     assert sent(orders, 1, encoded(batch(*mine))).rows == 3
     assert orders.get(mine[0]) is not None
+
+
+def test_a_batch_that_unpacks_to_too_much_is_refused_unread(
+    orders: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a batch that is small because it is packed
+    (mine,) = belonging(orders, 1, 1)
+    rows = batch(mine, status="x" * (5 << 20))
+    (out,) = outgoing(rows, schema=1, change=Change.UPSERT, compression="zstd")
+    out = out._replace(room=None)
+    assert len(out.message) < 10_000
+    # when it unpacks to more than a batch may, then it is refused, and not unpacked
+    monkeypatch.setattr("lowmark.server.checking.UNPACKED_BYTES_MAX", 4 << 20)
+    answer = sent(orders, 1, out)
+    assert isinstance(answer, errors.BatchRefused)
+    assert "unpacks to 5,24" in answer.message
+    assert orders.read().to_pylist() == []
+    # and at the bound it is stored
+    monkeypatch.undo()
+    assert sent(orders, 1, out).rows == 1
+    assert orders.get(mine) == {"id": mine, "status": "x" * (5 << 20), "at": None}
+
+
+def test_rows_that_pack_well_are_split_before_they_unpack_to_too_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # given rows of a megabyte each that pack to almost nothing
+    rows = batch(*range(10), status="x" * (1 << 20))
+    # when a message may unpack to three of them
+    monkeypatch.setattr("lowmark.table.splitting._UNPACKED_BYTES_MAX", 3 << 20)
+    made = list(outgoing(rows, schema=1, change=Change.UPSERT, compression="zstd"))
+    # then none has more, and all rows are there
+    assert [one.rows for one in made] == [2, 1, 2, 2, 1, 2]
+    assert all(unpacked_bytes(memoryview(one.message)) < 3 << 20 for one in made)
+    # and rows that are not packed are split as they were
+    whole = outgoing(batch(1, 2), schema=1, change=Change.UPSERT, compression="none")
+    assert [one.rows for one in whole] == [2]
 
 
 @pytest.mark.parametrize("count", [3, _TOGETHER_ROWS // 2 + 1])

@@ -6,13 +6,16 @@ import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import flight
 
+from eventually import eventually
 from lowmark.client import Table
 from server.world import COLUMNS, Served
 
@@ -142,6 +145,46 @@ def test_rows_are_put_in_whole_batches_and_acknowledged_one_by_one(
         row["_time"] for row in found
     }
     assert orders.get(299) == {"id": 299, "status": "new"}
+
+
+@pytest.mark.slow
+def test_a_batch_that_is_too_large_is_refused_and_its_memory_given_back(
+    client: flight.FlightClient, orders: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lowmark.server.receiving.UNPACKED_BYTES_MAX", 8 << 20)
+    schema = pa.schema({"id": pa.int64(), "status": pa.string()})
+
+    def put(batch: pa.RecordBatch) -> None:
+        packed = flight.FlightCallOptions(write_options=pa.ipc.IpcWriteOptions(compression="zstd"))
+        writer, answers = client.do_put(path("orders"), schema, packed)
+        with writer:
+            writer.write_batch(batch)
+            answers.read()
+
+    put(rows(0, 5).to_batches()[0].cast(schema))
+    before, memory = pa.total_allocated_bytes(), resident_bytes()
+    # given a row that is small as long as it is packed
+    zeros = pa.py_buffer(np.zeros(256 << 20, np.uint8))  # (pages that were never written to)
+    ends = pa.py_buffer(np.array([0, zeros.size], np.int32).tobytes())
+    bomb = pa.record_batch(
+        [pa.array([1]), pa.StringArray.from_buffers(1, ends, zeros)], schema=schema
+    )
+    # when it is put, then it is refused by its size
+    with pytest.raises(
+        flight.FlightError, match=r"a batch of 268,\d+,\d+ bytes is too large"
+    ) as no:
+        put(bomb)
+    assert said(no.value) == "RequestRefused"
+    # and its memory is the system's again
+    del bomb, zeros, ends
+    eventually(lambda: pa.total_allocated_bytes() - before < 8 << 20)
+    eventually(lambda: resident_bytes() - memory < 64 << 20)
+    assert orders.count() == 5
+
+
+def resident_bytes() -> int:
+    """The memory that this process has from the system."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4_096
 
 
 def test_what_can_t_be_stored_is_refused_with_its_batch(

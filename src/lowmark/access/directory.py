@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -89,6 +90,8 @@ class Directory:
                         raise
                 except Locked as locked:
                     self.owner = Owner.noted(locked.note)
+                    if locked.unsigned and self.owner is not None and self.owner.is_of_here():
+                        self.owner = None  # it left its name, and does not hold the lock
                     if self.owner is not None and self.owner.address:
                         return self.owner.address
                     if self.owner is not None and self.owner.alone:
@@ -160,6 +163,13 @@ def owner_of(path: str) -> Owner | None:
 
 def unreachable(path: str, owner: Owner | None, error: LowmarkError) -> Locked:
     """Why a directory can't be used: another process has it, and does not let others in."""
+    # What the file says may be of an owner that is gone, while another program has it locked.
+    held = error if isinstance(error, Locked) else None
+    if held is None:
+        with contextlib.suppress(LowmarkError):
+            held = RealDisk(path, create=False).holder(files.LOCK)
+    if held is not None and held.unsigned:
+        return held
     locked = error if isinstance(error, Locked) else Locked(path, holder=str(owner))
     if owner is not None and owner.alone:
         locked.detail = f"That process lets no other one in: {owner.alone}."

@@ -29,6 +29,7 @@ from lowmark.node import (
 from lowmark.node.owner import Owner
 from lowmark.node.settings import chosen
 from lowmark.runtime import DiskFull, Locked, RealDisk
+from lowmark.runtime.store import place_of_location, without_credentials
 
 if TYPE_CHECKING:
     from lowmark.access.owning import serve_others
@@ -199,7 +200,7 @@ def _to_read(
 def _owned(locked: Locked) -> Locked:
     """Why a directory can't be owned: who has it."""
     owner = Owner.noted(locked.note)
-    if owner is not None and not locked.here:
+    if owner is not None and not locked.here and not locked.unsigned:
         locked.message = f"{locked.path} is owned by {owner}"
         locked.args = (locked.message,)
         locked.detail = "One process owns a directory; others use it through that one."
@@ -301,10 +302,10 @@ def _no_space(path: str, full: DiskFull) -> DiskFull:
 def _check_settled(backend: Backend, availability_ms: int | None, location: str) -> None:
     info = backend.info
     ledgers = info.ledger_location if info.ledgers_elsewhere else ""
-    if location and location != ledgers:
+    if location and place_of_location(location) != place_of_location(ledgers):
         raise Rejected(
-            f"the ledgers of {info.name} are in {ledgers or 'its own directory'},"
-            f" not in {location}",
+            f"the ledgers of {info.name} are in"
+            f" {without_credentials(ledgers) or 'its own directory'}, not in {location}",
             detail="It was set when the database was made.",
             hint="Leave ledger.location out.",
         )

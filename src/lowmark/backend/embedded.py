@@ -39,7 +39,7 @@ from lowmark.backend.values import (
     ReadRange,
     Staging,
 )
-from lowmark.catalog import Catalog, Command, Executed, TableId
+from lowmark.catalog import Catalog, Command, Executed, TableId, check_buildable
 from lowmark.catalog.errors import VersionCompacted
 from lowmark.errors import LowmarkError, Unavailable
 from lowmark.group import Future, open_command, when_all
@@ -52,7 +52,7 @@ from lowmark.metastore import Condition, Do, Entry, Operation
 from lowmark.node import Settings
 from lowmark.runtime import Buffer, HybridTime, millis_of, place_of
 from lowmark.runtime.memory import Memory
-from lowmark.runtime.store import Store
+from lowmark.runtime.store import Store, place_of_location
 from lowmark.table import (
     Advanced,
     AsOfHold,
@@ -123,11 +123,9 @@ class Embedded(NodeThread):
         """Wait until everything that is there can be used."""
         node = self.node
         assert node.catalogs is not None
-        assert node.indexes is not None
         assert node.tables is not None
         assert node.watermark is not None
         self.catalogs = node.catalogs
-        self._indexes = node.indexes
         self.tables = node.tables
         self.mark = node.watermark
         self._metastore = node.cluster.metastore
@@ -167,10 +165,13 @@ class Embedded(NodeThread):
 
     def _info(self) -> DatabaseInfo:
         settled, settings = self.node.cluster.settings, self.node.settings
+        location, own = settled.ledger_location, settings.ledger.location
+        if location and own and place_of_location(own) == place_of_location(location):
+            location = own  # the place is settled, and how this node reaches it is not
         return DatabaseInfo(
             name=str(self.data),
             cluster=settled.id,
-            ledger_location=settled.ledger_location or self._ledger_home(),
+            ledger_location=location or self._ledger_home(),
             ledgers_elsewhere=bool(settled.ledger_location),
             data_path=str(self.data.absolute()),
             watermark_availability_ms=settled.watermark_availability_ms,
@@ -180,8 +181,12 @@ class Embedded(NodeThread):
         )
 
     def _claim_ledgers(self) -> None:
-        """Ledgers of another database must not be swept by this one."""
-        if self.info.ledgers_claimed:
+        """Ledgers of another database must not be swept by this one.
+
+        A database that has tables was opened before, so the place is claimed: it may be away now,
+        and what needs no ledger is done all the same. A run looks for the claim by itself.
+        """
+        if self.info.ledgers_claimed and not self.catalog().tables:
             claim(self.store, self.info.cluster)
 
     def _ledger_home(self) -> str:
@@ -258,7 +263,8 @@ class Embedded(NodeThread):
     def execute(self, commands: Sequence[Command], *, timeout_s: float | None = None) -> Executed:
         """See `Backend`."""
         wait_s = _EXECUTE_S if timeout_s is None else timeout_s
-        return self.ask(lambda: self._indexes.execute(commands), timeout_s=wait_s)
+        check_buildable(commands)
+        return self.ask(lambda: self.catalogs.execute(commands), timeout_s=wait_s)
 
     def dropped_at(self, table: TableId) -> int | None:
         """See `Backend`."""

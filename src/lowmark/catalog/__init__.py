@@ -42,7 +42,7 @@ from lowmark.faces import face
 if TYPE_CHECKING:
     from lowmark.catalog.catalog import DEFAULT_SCHEMA, Catalog
     from lowmark.catalog.catalogs import Catalogs
-    from lowmark.catalog.commands import Command, Executed, read_commands
+    from lowmark.catalog.commands import Command, Executed, check_buildable, read_commands
     from lowmark.catalog.describing import Difference, describe, diff, time_or_never, to_builtins
     from lowmark.catalog.descriptors import (
         SCALE_DOWN_MS,
@@ -183,6 +183,7 @@ __all__ = [
     "Value",
     "Zone",
     "can_be_key",
+    "check_buildable",
     "describe",
     "diff",
     "duration_text",

@@ -29,13 +29,11 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from lowmark.catalog.catalog import Catalog, CatalogVersion
 from lowmark.catalog.commands import INITIAL_COMMANDS, Command, Executed, evaluate
 from lowmark.catalog.cutting import Cutting
-from lowmark.catalog.descriptors import TableId
 from lowmark.catalog.errors import (
     CatalogBusy,
     CatalogRefused,
@@ -84,8 +82,6 @@ class _Request:
     future: Future[Executed]
     founds: bool = False
     """Whether it makes version 1, or else nothing."""
-    empty: AbstractSet[TableId] | None = None
-    """See `evaluate`."""
     attempts: int = 0
     tried: int = 0
     """The version that the last attempt would make."""
@@ -355,15 +351,10 @@ class Catalogs:
 
     # -- executing ------------------------------------------------------------------------------
 
-    def execute(
-        self, commands: Command | Sequence[Command], *, empty: AbstractSet[TableId] | None = None
-    ) -> Future[Executed]:
-        """Carry commands out, all or none, in one version; see the module's docstring.
-
-        `empty` are tables that have no rows (`evaluate`).
-        """
+    def execute(self, commands: Command | Sequence[Command]) -> Future[Executed]:
+        """Carry commands out, all or none, in one version; see the module's docstring."""
         wanted = tuple(commands) if isinstance(commands, Sequence) else (commands,)
-        return self._execute(wanted, delay_ms=self._delay_ms, empty=empty)
+        return self._execute(wanted, delay_ms=self._delay_ms)
 
     def _execute(
         self,
@@ -371,14 +362,13 @@ class Catalogs:
         *,
         delay_ms: int,
         founds: bool = False,
-        empty: AbstractSet[TableId] | None = None,
     ) -> Future[Executed]:
         future: Future[Executed] = Future()
         if self._closed or self.failed is not None:
             future.reject(self.failed.again() if self.failed else _closing())
             return future
         token = self._random.randbytes(TOKEN_BYTES)
-        request = _Request(tuple(commands), delay_ms, token, future, founds, empty)
+        request = _Request(tuple(commands), delay_ms, token, future, founds)
         if founds:
             self._begin(request)  # the first in the queue may wait for it
         elif len(self._queue) == WAITING_MAX:
@@ -481,7 +471,7 @@ class Catalogs:
             request.future.resolve(Executed(latest, ()))
             return
         try:
-            evaluation = evaluate(latest, request.commands, empty=request.empty)
+            evaluation = evaluate(latest, request.commands)
         except CatalogRefused as error:
             self._accepted(request)
             self._finish_refused(request, latest, error)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, fields, replace
 from types import UnionType
 from typing import Any, Final, get_args, get_type_hints
@@ -17,10 +16,11 @@ from typing import Any, Final, get_args, get_type_hints
 import msgspec
 
 from lowmark.catalog.catalog import DEFAULT_SCHEMA, DEFAULT_ZONE, Catalog, CatalogVersion
-from lowmark.catalog.descriptors import IndexStatus, TableId
+from lowmark.catalog.descriptors import IndexStatus
 from lowmark.catalog.entries import Entry, NewIndex, apply
 from lowmark.catalog.errors import CatalogRefused, IndexNotBuildable, Reason
 from lowmark.catalog.index_commands import (
+    CreateIndex,
     IndexCommand,
     MakeIndexAvailable,
     RemoveIndex,
@@ -76,15 +76,19 @@ class Executed:
         return f"Executed(version={self.catalog.version}, applied={self.applied})"
 
 
-def evaluate(
-    catalog: Catalog, commands: Sequence[Command], *, empty: AbstractSet[TableId] | None = None
-) -> Evaluation:
-    """The entries of a batch, or the refusal of its first command that can't be.
+def check_buildable(commands: Sequence[Command]) -> None:
+    """Refuse new indexes of users (`IndexNotBuildable`): no release builds, reads or enforces them.
 
-    `empty` are tables that have no rows: an index of one of them has nothing to be built from, and
-    is available at once; one of any other table is refused. None: no table is known to be empty,
-    and the caller sees to it that an index that begins as registered is built.
+    The command itself stays. Catalogs have indexes that earlier releases made, and simulations see
+    to it that what is to be built holds later versions.
     """
+    for command in commands:
+        if isinstance(command, CreateIndex):
+            raise IndexNotBuildable(command.name, table=command.table)
+
+
+def evaluate(catalog: Catalog, commands: Sequence[Command]) -> Evaluation:
+    """The entries of a batch, or the refusal of its first command that can't be."""
     check_range(
         len(commands),
         least=0,
@@ -96,7 +100,7 @@ def evaluate(
     applied: list[bool] = []
     now = catalog
     for command in commands:
-        made = tuple(_born(catalog, now, entry, empty) for entry in command.entries(now))
+        made = tuple(_born(catalog, entry) for entry in command.entries(now))
         now = apply(
             now,
             made,
@@ -109,16 +113,13 @@ def evaluate(
     return Evaluation(tuple(entries), tuple(applied))
 
 
-def _born(before: Catalog, now: Catalog, entry: Entry, empty: AbstractSet[TableId] | None) -> Entry:
+def _born(before: Catalog, entry: Entry) -> Entry:
     if not isinstance(entry, NewIndex):
         return entry
     index = entry.index
     # A table that is made in this very batch has no rows: its index is built already.
-    if index.table_id not in before.tables or (empty is not None and index.table_id in empty):
+    if index.table_id not in before.tables:
         return NewIndex(replace(index, status=IndexStatus.AVAILABLE))
-    if empty is not None:
-        table = now.name_of(now.tables[index.table_id])
-        raise IndexNotBuildable(index.name, table=table, table_id=index.table_id)
     return entry
 
 

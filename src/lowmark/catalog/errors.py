@@ -91,19 +91,18 @@ class PartitionsFixed(CatalogRefused):
 
 
 class IndexNotBuildable(CatalogRefused):
-    """An index of a table that has rows: they would have to be indexed, and no release does yet."""
+    """A new index: no release builds or reads one yet, and a unique one would not be enforced."""
 
-    def __init__(self, index: str, *, table: str, table_id: int) -> None:
+    def __init__(self, index: str, *, table: str) -> None:
         super().__init__(
-            f"index {index} can't be created: table {table} has rows",
+            f"index {index} of table {table} can't be created",
             reason=Reason.STATUS,
             about=("index", index),
-            detail="The index would have to be built from these rows, and this release of Lowmark"
-            " builds no index.",
-            hint="Create an index before the first row is appended, or in one list of commands with"
-            " its table. To index rows that are there, copy them to such a table.",
+            detail="This release of Lowmark builds no index: no read would use it, and a unique one"
+            " would keep no row out. Nothing of the list of commands was done.",
+            hint="Leave it out. Rows are looked up by their key (`table.get`); a read takes a"
+            " condition on any column (`where`).",
         )
-        self.table_id = table_id
 
 
 class CatalogUnreadable(Corrupt):

@@ -37,7 +37,7 @@ from lowmark.catalog.types import can_be_key, type_text
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateIndex:
     """Create an index. It begins as registered, or as available if its table is created in the
-    same batch or is known to have no rows: there is nothing to build then (`evaluate`).
+    same batch: there is nothing to build then. Of users it is refused (`check_buildable`).
     """
 
     name: str

@@ -158,6 +158,36 @@ def rebuild(
 
 
 @app.command()
+def location(
+    ctx: typer.Context,
+    location: Annotated[
+        str | None, typer.Argument(metavar="[LOCATION]", help="The same place, reached otherwise.")
+    ] = None,
+    data: DatabaseOption = None,
+    as_json: Json = False,
+) -> None:
+    """Show where ledgers are, or alter how that place is reached.
+
+    The place is settled when a database is made; what stands behind the question mark of its URL,
+    such as the endpoint, may change. Keys that a database of an earlier release has in its location
+    are never shown, and go when a location is given: give the one that is shown to have them go.
+    Processes that have the database open go on as before until they open it again.
+
+    With --json, one object: location.
+
+    Example: lowmark ledger location "s3://bucket/prefix?endpoint_override=10.0.0.7:9000" --data ./d
+    """
+    with opened_database(ctx, data) as database:
+        if location is not None:
+            database.set_ledger_location(location)
+        shown = database.ledger_location if location is None else location
+    if as_json:
+        show_json({"location": shown})
+    else:
+        print(shown)
+
+
+@app.command()
 def reconcile(
     ctx: typer.Context, table: TableArgument, data: DatabaseOption = None, as_json: Json = False
 ) -> None:

@@ -29,7 +29,7 @@ from lowmark.cli.session import FAILED, WrongUse, help_if_bare, settings_of, wro
 from lowmark.cli.source import NodeOption
 from lowmark.errors import Rejected
 from lowmark.formatting import counted
-from lowmark.inspect import Finding, dump_log, verify_log, verify_node
+from lowmark.inspect import Finding, dump_log, verify_access, verify_log, verify_node
 from lowmark.log import CompactionRun, Log, LogConfig, explain_log
 from lowmark.node.directory import log_disk
 from lowmark.node.messages import CompactLogAsk, RewriteLogAsk
@@ -51,7 +51,7 @@ def log(ctx: typer.Context) -> None:
 
 @app.command()
 def verify(path: DataPath, as_json: Json = False) -> None:
-    """Check every checksum, every link and every left-over; change nothing.
+    """Check every checksum, every link, every left-over, and who may look; change nothing.
 
     Exit code 0: all is well. 1: something is wrong, and is listed with its file, its place and what
     to do. 2: PATH is not a data directory.
@@ -74,6 +74,7 @@ def verify(path: DataPath, as_json: Json = False) -> None:
         recorded: set[str] = set()
         findings = list(verify_log(disk, seen, recorded=recorded))
         findings += list(verify_node(disk, findings, recorded=recorded))
+        findings += list(verify_access(disk))
     if as_json:
         found = [asdict(finding) for finding in findings]
         ok = not findings

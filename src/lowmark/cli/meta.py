@@ -18,6 +18,7 @@ from lowmark.formatting import counted, time_text
 from lowmark.inspect import open_offline
 from lowmark.node import Status, StoredEntry, WatchEvent, WatchStarted, data_path
 from lowmark.node.metastore_reset import answers, check_lost, reset_metastore, voters_besides
+from lowmark.runtime.store import text_without_credentials
 
 app = typer.Typer(invoke_without_command=True)
 
@@ -315,7 +316,8 @@ def words_of(data: bytes) -> str:
     except UnicodeDecodeError:
         return f"0x{data.hex()}"
     plain = text.isprintable() and not text.startswith("0x")
-    return text if plain else f"0x{data.hex()}"
+    # An earlier release took keys of an object store into the metastore.
+    return text_without_credentials(text) if plain else f"0x{data.hex()}"
 
 
 def bytes_of(words: str) -> bytes:

@@ -39,11 +39,13 @@ from lowmark.convert.columns import ColumnsLike, columns_of
 from lowmark.convert.times import parse_time
 from lowmark.errors import Rejected, Unavailable
 from lowmark.faces import deferred
+from lowmark.runtime.store import without_credentials
 from lowmark.table import HISTORY_KEY, Advanced, WatermarkStanding, read_history, write_history
 
 if TYPE_CHECKING:
     from lowmark.client.catalog import DatabaseCatalog, catalog_of
     from lowmark.client.cluster import Cluster
+    from lowmark.client.relocation import relocate
     from lowmark.client.zones import alteration, creation
     from lowmark.compaction.automatic import Automatic, Told
     from lowmark.compaction.runner import Engine, Runners, read_way
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
 else:
     (catalog_of,) = deferred("lowmark.client.catalog", "catalog_of")
     (Cluster,) = deferred("lowmark.client.cluster", "Cluster")
+    (relocate,) = deferred("lowmark.client.relocation", "relocate")
     alteration, creation = deferred("lowmark.client.zones", "alteration", "creation")
     (Automatic,) = deferred("lowmark.compaction.automatic", "Automatic")
     Runners, read_way = deferred("lowmark.compaction.runner", "Runners", "read_way")
@@ -364,6 +367,24 @@ class Database:
         if millis is None:
             raise Rejected(f"{history!r} is not a length of time", hint=f"Give {DURATION_TAKES}.")
         self._backend.write([write_history(millis)])
+
+    # -- where ledgers are ------------------------------------------------------------------------
+
+    @property
+    def ledger_location(self) -> str:
+        """Where ledgers are: a folder, or the URL of an object store, without credentials."""
+        self._backend.check()
+        return without_credentials(self._backend.info.ledger_location)
+
+    def set_ledger_location(self, location: str) -> None:
+        """Alter how the place of ledgers is reached: the endpoint, say. Credentials that an earlier
+        release has taken into the database go with that.
+
+        The place itself (`s3://bucket/prefix`) is settled when a database is made. Where it is
+        reached by another way, the ledgers of this database must be there. Each process that has
+        the database open goes on as before until it opens it again.
+        """
+        relocate(self._backend, location)
 
     # -- closing --------------------------------------------------------------------------------
 

@@ -54,7 +54,7 @@ def work_for(context: RunContext, plan: PartitionPlan, given: PlanInput, tail: T
     mark = _mark(plan, given, base)
     return Work(
         run=context.run,
-        store=context.store.location,
+        store=context.store.address,
         read=options.read or "auto",
         cluster=info.cluster,
         claimed=info.ledgers_claimed,

@@ -13,4 +13,5 @@ with its row and its column.
     values      one value: what else is taken for a value that fits (`lowmark.catalog.values`)
     files, csv_files, source
                 files of rows, whole or as a stream, with line numbers in errors
+    unpacking   refuses a file of which a part would fill all memory when it is unpacked
 """

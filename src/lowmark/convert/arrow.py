@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from typing import Any
 
@@ -149,6 +149,8 @@ _FIRST_MICROS, _LAST_MICROS = (
 )
 
 _Way = Callable[[pa.Array], pa.Array]
+WRITTEN_OUT_BYTES_MAX = 1 << 30
+"""How large a column may become whose values are written once and meant many times."""
 
 
 def from_arrow(kind: ColumnType, array: pa.Array) -> pa.Array:
@@ -173,13 +175,44 @@ def unwrapped(array: pa.Array) -> pa.Array:
     """Without what only says how values are kept, or what they mean to a program."""
     while True:
         if pa.types.is_dictionary(array.type):
+            values, places = array.dictionary, array.indices
+            _check_written_out(len(array), values, partial(pc.take, indices=places))
             array = _without_views(array.dictionary).take(array.indices)
         elif pa.types.is_run_end_encoded(array.type):
+            _check_written_out(len(array), array.values, partial(_times, runs=array))
             array = pc.run_end_decode(array)
         elif isinstance(array, pa.ExtensionArray):
             array = array.storage
         else:
             return array
+
+
+def _check_written_out(count: int, values: pa.Array, each: Callable[[pa.Array], pa.Array]) -> None:
+    """Refuse values that are written once and meant many times, before they take all memory;
+    `each` says of something that there is of each value how often it is meant.
+    """
+    if count * (values.nbytes + 1) <= WRITTEN_OUT_BYTES_MAX:
+        return
+    if is_text(values.type) or pa.types.is_binary(values.type):
+        size = pc.sum(each(pc.binary_length(values).cast(pa.int64()))).as_py() or 0
+    else:
+        try:
+            size = count * values.type.bit_width // 8
+        except ValueError:  # nested: there is a bound, and no more
+            size = count * values.nbytes
+    if size > WRITTEN_OUT_BYTES_MAX:
+        raise Rejected(
+            f"a column of {count:,} rows has {size:,} bytes when its values are written out",
+            detail=f"At most {WRITTEN_OUT_BYTES_MAX:,} bytes of a column are taken at once.",
+            hint="Append it in smaller batches.",
+        )
+
+
+def _times(lengths: pa.Array, runs: pa.Array) -> pa.Array:
+    """Lengths of values, each as often as its run is long."""
+    ends = runs.run_ends.cast(pa.int64())
+    begins = pa.concat_arrays([pa.array([0], pa.int64()), ends[:-1]])
+    return pc.multiply(lengths, pc.subtract(ends, begins))
 
 
 def _without_views(array: pa.Array) -> pa.Array:

@@ -32,6 +32,7 @@ from lowmark.convert.coercion import Coercion
 from lowmark.convert.csv_files import read_csv
 from lowmark.convert.errors import ColumnRefused, LineRefused, ValueRefused, in_file
 from lowmark.convert.source import FileBatch, Source, text_blocks
+from lowmark.convert.unpacking import CheckedStream, check_parquet, ipc_file_check
 from lowmark.convert.values import WrittenFloat
 from lowmark.errors import Rejected
 from lowmark.formatting import near, shown
@@ -262,6 +263,8 @@ def _readable(
     while True:
         try:
             found = next(batches, None)
+        except Rejected as refused:
+            raise in_file(refused, source.name) from None
         except ARROW_FAILURES as error:
             raise _unreadable(source, kind, error) from error
         except OSError as error:
@@ -283,6 +286,7 @@ def _unreadable(source: Source, kind: str, error: Exception) -> Rejected:
 
 def _parquet(source: Source) -> Iterator[tuple[pa.RecordBatch, int]]:
     with pq.ParquetFile(source.to_seek_in()) as file:
+        check_parquet(file.metadata)
         rows, size, done = file.metadata.num_rows, source.size or 0, 0
         for batch in file.iter_batches(batch_size=_BATCH_ROWS):
             done += batch.num_rows
@@ -291,11 +295,14 @@ def _parquet(source: Source) -> Iterator[tuple[pa.RecordBatch, int]]:
 
 def _ipc(source: Source) -> Iterator[tuple[pa.RecordBatch, int]]:
     if source.peek(6) == b"ARROW1":
-        with pa.ipc.open_file(source.to_seek_in()) as file:
+        seekable = source.to_seek_in()
+        check_batch = ipc_file_check(seekable)
+        with pa.ipc.open_file(seekable) as file:
             for at in range(file.num_record_batches):
                 size = source.size or 0
+                check_batch(at)
                 yield file.get_batch(at), size * (at + 1) // file.num_record_batches
     else:
-        with pa.ipc.open_stream(pa.PythonFile(source, mode="r")) as stream:
+        with pa.ipc.open_stream(pa.PythonFile(CheckedStream(source), mode="r")) as stream:
             for batch in stream:
                 yield batch, source.done

@@ -5,6 +5,7 @@ of recovery, and says everything that is wrong instead of stopping at the first 
 
     log, group, pieces    everything that is wrong with a log: `verify_log`
     metastore             what that means for the node, and what is wrong with its own files
+    access                what other users of the machine can look into: `verify_access`
     findings              what was found, with the file, the group and what to do
     dump                  what stands in the files, entry by entry
     offline               the metastore, the catalog and the tables of a node that is not running
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 from lowmark.faces import face
 
 if TYPE_CHECKING:
+    from lowmark.inspect.access import verify_access
     from lowmark.inspect.dump import DumpEntry, DumpLine, DumpPiece, DumpWal, dump_log
     from lowmark.inspect.findings import Finding
     from lowmark.inspect.log import verify_log
@@ -30,6 +32,7 @@ __all__ = [
     "Finding",
     "dump_log",
     "open_offline",
+    "verify_access",
     "verify_log",
     "verify_node",
 ]

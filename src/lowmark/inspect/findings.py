@@ -10,10 +10,13 @@ from lowmark.errors import LowmarkError
 from lowmark.log.errors import Damaged
 from lowmark.runtime import Disk
 
-FindingKind = Literal["damage", "missing", "quarantine", "left-over", "unknown file"]
+FindingKind = Literal[
+    "damage", "missing", "quarantine", "left-over", "unknown file", "open to others"
+]
 """`damage`: bytes are not what was written. `missing`: entries that count are in no file.
 `quarantine`: the log has found damage before and takes no writes for the group. `left-over`: what
-an interrupted step left; the next start removes or finishes it. `unknown file`: not ours."""
+an interrupted step left; the next start removes or finishes it. `unknown file`: not ours. `open to
+others`: other users of the machine can look into it."""
 
 Progress = Callable[[int, int, str], None]
 """Bytes looked at, bytes in all, and the file at hand."""

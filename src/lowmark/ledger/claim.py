@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from lowmark.errors import LowmarkError, Rejected, Unavailable
 from lowmark.runtime import FileMissing
+from lowmark.runtime.disk import StoreFailed
 from lowmark.runtime.store import Store
 
 _CLAIM = "database"
@@ -20,11 +21,13 @@ _CLAIM = "database"
 class LedgersUnseen(Unavailable):
     """A process that does not see, or can't use, the place where its database has its ledgers."""
 
-    def __init__(self, location: str, why: str) -> None:
+    def __init__(self, location: str, why: str | LowmarkError) -> None:
         super().__init__(
             f"the ledgers of this cluster are in {location}, which can't be used from here",
-            detail=why,
-            hint="Every node, and every task of compaction, needs the same place: mount a shared"
+            detail=why.message if isinstance(why, LowmarkError) else why,
+            hint=why.hint
+            if isinstance(why, StoreFailed)
+            else "Every node, and every task of compaction, needs the same place: mount a shared"
             " file system at that path, or found the cluster with an object store"
             ' (ledger.location = "s3://bucket/prefix").',
         )
@@ -49,7 +52,7 @@ def check_claim(store: Store, database: str) -> None:
         why = f"{store.url(_CLAIM)} is not there: here this path leads to another place."
         raise LedgersUnseen(store.location, why) from missing
     except LowmarkError as error:
-        raise LedgersUnseen(store.location, error.one_line()) from error
+        raise LedgersUnseen(store.location, error) from error
     _check_owner(store, database, owner)
 
 
@@ -67,7 +70,7 @@ def prove(store: Store, database: str, *, token: str) -> None:
     except LedgersUnseen:
         raise
     except LowmarkError as error:
-        raise LedgersUnseen(store.location, error.one_line()) from error
+        raise LedgersUnseen(store.location, error) from error
 
 
 def _owner(store: Store) -> str:

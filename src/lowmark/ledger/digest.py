@@ -52,7 +52,7 @@ class Measured:
 
 def checksum_of(store: Store, path: str) -> tuple[int, int]:
     """The size and the checksum of all of a file."""
-    with store.open(path) as file:
+    with store.reading(path), store.open(path) as file:
         size, checksum = 0, 0
         while data := file.read_buffer(_PIECE_BYTES):
             size, checksum = size + data.size, crc32c(data, checksum)
@@ -62,7 +62,7 @@ def checksum_of(store: Store, path: str) -> tuple[int, int]:
 def measure(store: Store, path: str) -> Measured:
     """All checksums of a Parquet file that was just written."""
     size, checksum = checksum_of(store, path)
-    with store.open(path) as file:
+    with store.reading(path), store.open(path) as file:
         length = int.from_bytes(file.read_at(4, size - _TAIL_BYTES), "little") + _TAIL_BYTES
         footer = crc32c(_part(file, size - length, length))
         ranges = chunk_ranges(pq.read_metadata(file))

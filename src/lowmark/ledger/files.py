@@ -318,7 +318,7 @@ def check_there(store: Store, files: Iterable[LedgerFile]) -> None:
 
 def _check_footer(store: Store, file: LedgerFile) -> None:
     try:
-        with store.open(file.path) as stream:
+        with store.reading(file.path), store.open(file.path) as stream:
             footer = stream.read_at(file.footer_bytes, file.bytes - file.footer_bytes)
     except FileMissing as missing:
         raise LedgerLost(store.url(file.path)) from missing
@@ -355,6 +355,7 @@ class OpenFile:
         self.file = file
         self.schema = schema
         self._where = store.url(file.path)
+        self._store = store
         with self._named():
             self._stream = store.open(file.path)
             size = self._stream.size()
@@ -386,7 +387,8 @@ class OpenFile:
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
         try:
-            yield
+            with self._store.reading(self.file.path):
+                yield
         except FileMissing as missing:
             raise LedgerLost(self._where) from missing
         except (pa.ArrowException, OSError) as error:

@@ -122,7 +122,7 @@ def open_key_file(store: Store, path: str, *, checksum: int) -> KeyFile:
     """Open an index. All of it is checked: one wrong bit would make a key unknown."""
     where = store.url(path)
     try:
-        with store.open(path) as file:
+        with store.reading(path), store.open(path) as file:
             data = file.read_buffer()
     except FileMissing as missing:
         raise LedgerLost(where) from missing

@@ -91,7 +91,7 @@ class _Found:
 
 
 def _read(store: Store, path: str, table: Table) -> _Found | None:
-    with store.open(path) as stream, pq.ParquetFile(stream) as parquet:
+    with store.reading(path), store.open(path) as stream, pq.ParquetFile(stream) as parquet:
         schema = _schema_of(table, parquet.schema_arrow)
         count = parquet.metadata.num_rows
     if schema is None or not count:

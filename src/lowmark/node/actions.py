@@ -7,14 +7,13 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from lowmark.catalog import Catalogs, Executed, read_commands
+from lowmark.catalog import Catalogs, Executed, check_buildable, read_commands
 from lowmark.errors import LowmarkError, Rejected, Unavailable
 from lowmark.group import Future
 from lowmark.metastore import Answer, Entry, Event, Metastore, Watch
 from lowmark.metastore.nodes import CLUSTER_KEY, NODE_PREFIX, TOPOLOGY_KEY
 from lowmark.metastore.state import Found, Record, State, prefix_end
 from lowmark.node.bridge import Bridge
-from lowmark.node.indexes import Indexes
 from lowmark.node.messages import (
     CatalogStatus,
     ExecuteAsk,
@@ -493,9 +492,8 @@ EXECUTE_S = 120.0
 class CatalogActions:
     """What clients may ask of a node's catalog."""
 
-    def __init__(self, catalogs: Catalogs, indexes: Indexes, bridge: Bridge) -> None:
+    def __init__(self, catalogs: Catalogs, bridge: Bridge) -> None:
         self._catalogs = catalogs
-        self._indexes = indexes
         self._bridge = bridge
 
     def actions(self) -> dict[str, Action]:
@@ -514,9 +512,10 @@ class CatalogActions:
 
     def _execute(self, asked: ExecuteAsk) -> ExecutedReply:
         commands = read_commands(asked.commands)
+        check_buildable(commands)
 
         def execute() -> Future[Executed]:
-            return self._indexes.execute(commands)
+            return self._catalogs.execute(commands)
 
         done = self._bridge.ask(execute, timeout_s=EXECUTE_S)
         return ExecutedReply(

@@ -22,6 +22,8 @@ from lowmark.errors import Rejected
 from lowmark.log import files, is_log
 from lowmark.log.identity import ASIDE
 from lowmark.runtime import DiskFull, NoHandles, RealDisk
+from lowmark.runtime.real_disk import FOLDER_MODE
+from lowmark.runtime.store import without_credentials
 
 _URL = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]+:/|file:)")
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]*):[0-9]{1,5}")
@@ -75,6 +77,7 @@ def data_path(given: str | os.PathLike[str]) -> str:
 
 
 def _no_url(path: str) -> Rejected:
+    path = without_credentials(path)
     scheme, _, rest = path.partition(":")
     scheme = scheme.lower()
     if scheme == "file":
@@ -200,7 +203,7 @@ def _has_node(path: str) -> bool:
 def make_directory(path: str) -> None:
     """Make the directory, unless it is there; `check_directory` comes first."""
     try:
-        os.makedirs(path, exist_ok=True)
+        os.makedirs(path, FOLDER_MODE, exist_ok=True)
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
             raise DiskFull(path) from error

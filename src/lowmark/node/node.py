@@ -54,7 +54,6 @@ from lowmark.node.bridge import Bridge
 from lowmark.node.catalog_rounds import CatalogRounds
 from lowmark.node.client import JOIN_PATIENCE_S, ask_peer
 from lowmark.node.homes import homes_of
-from lowmark.node.indexes import Indexes
 from lowmark.node.log_compaction import LogCompaction
 from lowmark.node.messages import (
     DEFAULT_ENDPOINT,
@@ -73,8 +72,9 @@ from lowmark.node.server import Action, Server, reply
 from lowmark.node.settings import Settings, chosen
 from lowmark.node.status import StatusService, parts_here, watermark_status
 from lowmark.placement import Adjust, MetastoreMembers, Placement
-from lowmark.runtime import RealDisk, RealLoop, real_runtime
-from lowmark.runtime.store import Store
+from lowmark.runtime import Disk, RealDisk, RealLoop, real_runtime
+from lowmark.runtime.disk import closing_command, open_to_others
+from lowmark.runtime.store import Store, place_of_location, without_credentials
 from lowmark.table import AsOfHold, LowWatermark, Partition, Tables
 from lowmark.upkeep import Upkeep
 
@@ -170,7 +170,6 @@ class Node:
         """
         self.catalogs: Catalogs | None = None
         """The catalog; there as soon as the cluster is ready."""
-        self.indexes: Indexes | None = None
         self.tables: Tables | None = None
         self.watermark: LowWatermark | None = None
         self.placement: Placement | None = None
@@ -195,6 +194,8 @@ class Node:
                 limits = replace(limits, **_NOT_REWRITTEN)
             self.log = Log.open(runtime, limits, note=self._first_note)
             undo.callback(self.log.close)
+            if not options.read_only:
+                _warn_of_others(runtime.disk)
             self._wait_for_guests()
             if options.embedded:
                 _check_lone(options.data, known)
@@ -420,8 +421,7 @@ class Node:
         catalogs.start()
         if not self._read_only:
             self.upkeep.start()
-        self.indexes = Indexes(self.groups, catalogs, tables, routes=self.placement.routes)
-        actions = CatalogActions(catalogs, self.indexes, self.bridge)
+        actions = CatalogActions(catalogs, self.bridge)
         self.status.catalog = actions.status
         routes_of = self.placement.routes
         self.status.homes = lambda: homes_of(catalogs.latest, routes_of)
@@ -549,11 +549,25 @@ def _check_lone(data: str, known: Identity | None) -> None:
         )
 
 
+def _warn_of_others(disk: Disk) -> None:
+    """Say if other users of the machine can look into the directory: it is theirs to close."""
+    wide = open_to_others(disk, deep=False)
+    if wide:
+        where = disk.describe("").rstrip("/")
+        what = "read rows in" if len(wide) > 1 else "see the names of files in"
+        logger.warning(
+            "other users of this machine may %s %s; close it to them: %s",
+            what,
+            where,
+            closing_command(where),
+        )
+
+
 def _check_location(wanted: str, found: str) -> None:
     """Refuse to join a cluster whose ledgers are elsewhere than this node was told."""
-    if wanted and wanted != found:
+    if wanted and place_of_location(wanted) != place_of_location(found):
         raise Rejected(
-            f"the ledgers of this cluster are at {found}, not at {wanted}",
+            f"the ledgers of this cluster are at {without_credentials(found)}, not at {wanted}",
             detail="`ledger.location` is settled when a cluster is founded.",
             hint="Leave the setting out: a node that joins takes the cluster's.",
         )
@@ -573,7 +587,7 @@ def _seed(options: NodeOptions, location: str) -> str:
         seed = ask_peer(options.join)
         if seed.ledgers:
             _check_location(location, seed.ledgers)
-            prove(Store(seed.ledgers), seed.cluster, token=secrets.token_hex(8))
+            prove(Store(location or seed.ledgers), seed.cluster, token=secrets.token_hex(8))
         return seed.address
     if known.left:
         return ""  # it gets that error when it starts

@@ -109,6 +109,10 @@ class Owner(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}, release {self.release} of Lowmark"
 
+    def is_of_here(self) -> bool:
+        """Whether its process number is one of this machine (and this container)."""
+        return self.host == os.uname().nodename
+
     def note(self) -> bytes:
         """As it stands in the lock file."""
         return msgspec.json.encode(self)

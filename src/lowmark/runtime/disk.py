@@ -1,5 +1,8 @@
 """What a disk can do, and the ways it can refuse.
 
+Files and folders are their user's alone: 0600 and 0700, whatever the umask. A folder that was there
+before keeps its mode (`open_to_others` finds those that are wider).
+
 Paths are relative to the disk's root, with `/` between their parts: a data directory can be moved,
 and a simulated disk needs no drive. A rename stays within its folder, because only then is it one
 step of one directory; to move a file between folders, link it into the new one, sync that, unlink.
@@ -7,6 +10,7 @@ step of one directory; to move a file between folders, link it into the new one,
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
@@ -57,6 +61,17 @@ class NoHandles(DiskFailed):
         )
 
 
+class StoreFailed(DiskFailed):
+    """An object store did not do what it was asked: it is away, or refuses this process."""
+
+    def __init__(self, path: str, *, call: str, reason: str) -> None:
+        super().__init__(path, call=call, reason=reason)
+        self.hint = (
+            "See whether the store is up and reached from here, and takes this process's"
+            " credentials (environment, profile or machine); then try again."
+        )
+
+
 class FileMissing(Conflict):
     """The file is not there (any more)."""
 
@@ -76,7 +91,15 @@ class FileExists(Conflict):
 class Locked(Unavailable):
     """Another process has the directory open."""
 
-    def __init__(self, path: str, *, holder: str, here: bool = False, note: bytes = b"") -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        holder: str,
+        here: bool = False,
+        note: bytes = b"",
+        unsigned: bool = False,
+    ) -> None:
         where = f"in this process already ({holder})" if here else f"in another process ({holder})"
         super().__init__(
             f"{path} is open {where}",
@@ -89,6 +112,17 @@ class Locked(Unavailable):
         self.here = here
         self.note = note
         """What the holder says of itself (`DiskLock.note`)."""
+        self.unsigned = unsigned
+        """Whether the system names a process that is not the one that the lock file names."""
+        if unsigned:
+            self.detail = (
+                f"The system says that this process holds the lock file {path}/LOCK. The file does"
+                " not name it: it may be another program, of another user, or in a container."
+            )
+            self.hint = (
+                "End that process. Only users who may open the lock file can lock it: close the"
+                f" directory to others with `{closing_command(path)}`."
+            )
 
 
 class Stat(msgspec.Struct, frozen=True, gc=False):
@@ -103,6 +137,8 @@ class Stat(msgspec.Struct, frozen=True, gc=False):
     links: int
     kind: Literal["file", "folder", "symlink"]
     changed_ms: int
+    wide: bool = False
+    """Whether users of the machine other than its own may do something with it."""
 
 
 class File(Protocol):
@@ -216,6 +252,32 @@ class Disk(Protocol):
 
     def describe(self, path: str) -> str:
         """The path as a person would look it up."""
+
+
+def open_to_others(disk: Disk, folder: str = "", *, deep: bool = True) -> list[str]:
+    """What other users of the machine may look into: the root ("") and names below it.
+
+    Nothing, if they can't enter the root. Not `deep`, only the names right in it are looked at.
+    """
+    found = disk.stat(folder)
+    if found is None or not found.wide:
+        return []
+    wide = [folder]
+    for name in disk.list(folder):
+        path = f"{folder}/{name}" if folder else name
+        stat = disk.stat(path)
+        if stat is None or not stat.wide:
+            continue
+        if deep and stat.kind == "folder":
+            wide += open_to_others(disk, path)
+        else:
+            wide.append(path)
+    return wide
+
+
+def closing_command(path: str) -> str:
+    """What closes a directory to other users, with all that is in it."""
+    return f"chmod -R go= {shlex.quote(path)}"
 
 
 def bytes_in(buffers: Sequence[Buffer]) -> int:

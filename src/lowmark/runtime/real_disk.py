@@ -7,6 +7,7 @@ import errno
 import fcntl
 import mmap
 import os
+import pwd
 import stat as stat_bits
 import threading
 import time
@@ -33,6 +34,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _IOV_MAX = 1024
+FILE_MODE = 0o600
+FOLDER_MODE = 0o700
 _KINDS: dict[int, Literal["folder", "symlink"]] = {
     stat_bits.S_IFDIR: "folder",
     stat_bits.S_IFLNK: "symlink",
@@ -234,7 +237,7 @@ class RealDisk:
         self._root = os.path.abspath(root)
         if create:
             try:
-                os.makedirs(self._root, exist_ok=True)
+                os.makedirs(self._root, FOLDER_MODE, exist_ok=True)
             except OSError as error:
                 raise _in_our_words(error, root, "create") from error
         elif not os.path.isdir(self._root):
@@ -251,7 +254,7 @@ class RealDisk:
 
     def open(self, path: str, mode: Mode) -> _RealFile:
         try:
-            fd = os.open(self._at(path), _FLAGS[mode] | os.O_CLOEXEC, 0o644)
+            fd = os.open(self._at(path), _FLAGS[mode] | os.O_CLOEXEC, FILE_MODE)
             if mode == "create":
                 return _RealFile(fd, path, size=0)
             found = os.fstat(fd)
@@ -280,7 +283,7 @@ class RealDisk:
         self._call(os.unlink, path, self._at(path))
 
     def make_dir(self, path: str) -> None:
-        self._call(os.mkdir, path, self._at(path))
+        self._call(os.mkdir, path, self._at(path), FOLDER_MODE)
 
     def remove_dir(self, path: str) -> None:
         self._call(os.rmdir, path, self._at(path))
@@ -303,6 +306,7 @@ class RealDisk:
             found.st_nlink,
             _KINDS.get(stat_bits.S_IFMT(found.st_mode), "file"),
             found.st_ctime_ns // 1_000_000,
+            bool(found.st_mode & 0o077) and not stat_bits.S_ISLNK(found.st_mode),
         )
 
     def sync_dir(self, path: str) -> None:
@@ -323,7 +327,7 @@ class RealDisk:
         self, path: str, *, sign: bool = True, note: Callable[[bytes], bytes] | None = None
     ) -> _RealLock:
         flags = os.O_RDWR | os.O_CREAT if sign else os.O_RDONLY
-        fd = self._call(os.open, path, self._at(path), flags | os.O_CLOEXEC, 0o644)
+        fd = self._call(os.open, path, self._at(path), flags | os.O_CLOEXEC, FILE_MODE)
         try:
             _lock(fd)
         except OSError as error:
@@ -358,15 +362,54 @@ class RealDisk:
         """Why a lock can't be had; its handle is closed."""
         pid = os.pread(fd, _NOTE_AT, 0).decode(errors="replace").strip()
         note = os.pread(fd, _NOTE_MAX, _NOTE_AT)
+        found = _holder_of(fd)
         os.close(fd)
         if not isinstance(error, BlockingIOError):
             return _in_our_words(error, path, "lock")
-        holder = f"process {pid}" if pid else "one that only reads"
         here = pid == str(os.getpid())
-        return Locked(self.describe(folder_of(path)), holder=holder, here=here, note=note)
+        unsigned = bool(found) and found != pid
+        if unsigned:
+            holder, here = f"process {_described(found)}", found == str(os.getpid())
+        else:
+            holder = f"process {pid}" if pid else "one that only reads"
+        return Locked(
+            self.describe(folder_of(path)), holder=holder, here=here, note=note, unsigned=unsigned
+        )
 
     def describe(self, path: str) -> str:
         return self._at(path)
+
+
+def _holder_of(fd: int) -> str:
+    """The number of the process that has an open file locked, if the system tells; else empty.
+
+    It does not for a process outside of this one's container, nor on each file system.
+    """
+    found = os.fstat(fd)
+    place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    holders = dict[str, str]()
+    with contextlib.suppress(OSError), open("/proc/locks", encoding="ascii") as file:
+        for line in file:
+            # 1: FLOCK  ADVISORY  WRITE 3329 00:1b:50236 0 EOF
+            match line.split():
+                case [_, "FLOCK", _, kind, pid, where, *_] if where == place and int(pid) > 0:
+                    holders[kind] = pid
+    return holders.get("WRITE") or holders.get("READ", "")  # those that look have it shared
+
+
+def _described(pid: str) -> str:
+    """A process as its user would look it up: its number, program and user."""
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            program = file.read().strip()
+        uid = os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return pid
+    try:
+        user = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        user = str(uid)
+    return f"{pid}, {program} of user {user}"
 
 
 def _lock(fd: int) -> None:

@@ -5,6 +5,9 @@ Paths are relative to the store's root, with `/` between their parts. A file is 
 or not at all, and never changed: its name appears when all of it is there, and is durable then. On
 a local file system that takes a temporary name, two syncs and a rename; object stores do it so by
 themselves.
+
+On a local file system files and folders are their user's alone (0600 and 0700), whatever the umask.
+If the group may write to the root folder, they are its group's, too: so several users share one.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import contextlib
 import errno
 import os
 import re
+import stat as stat_bits
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -20,9 +24,12 @@ import pyarrow as pa
 from pyarrow import fs
 
 from lowmark.errors import LowmarkError, Rejected
-from lowmark.runtime.disk import DiskFailed, DiskFull, FileMissing, NoHandles
+from lowmark.runtime.disk import DiskFailed, DiskFull, FileMissing, NoHandles, StoreFailed
+from lowmark.runtime.real_disk import FILE_MODE, FOLDER_MODE
 
 _TEMPORARY = ".tmp"
+_GROUP_FILE = 0o040
+_GROUP_FOLDER = 0o070
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +40,58 @@ class Stored:
     bytes: int
 
 
+_USER = re.compile(r"(?<=://)([^/?#]*)@")
+_USER_OF_S3 = re.compile(r"(?<=://)([^/?#]*:[^?#]*|[^/?#]*)@")
+"""A secret key may have slashes that its author has not encoded; a bucket has no colon."""
+_SECRET = re.compile(
+    r"(?<=[?&])([^=&]*(?:secret|token|password|signature|key|sig)=)([^&#]*)", re.IGNORECASE
+)
+_NAMES = re.compile(r"[A-Za-z0-9_.-]*")
+"""A user's name without a password, as HDFS has it, or `anonymous`."""
+_ANY_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"']+")
+
+
+def without_credentials(location: str) -> str:
+    """A location as it may be shown: without keys, passwords and tokens."""
+    if "://" not in location:
+        return location
+    s3 = location.lower().startswith("s3")
+    user = (_USER_OF_S3 if s3 else _USER).search(location)
+    if user is not None and (s3 or not _NAMES.fullmatch(user[1])):
+        location = location[: user.start()] + location[user.end() :]
+    while (found := _SECRET.search(location)) is not None:
+        before, after = location[: found.start()], location[found.end() :]
+        location = before + after[1:] if after[:1] == "&" else before.rstrip("?&") + after
+    return location
+
+
+def text_without_credentials(text: str) -> str:
+    """Any text with the locations in it as they may be shown."""
+    return _ANY_URL.sub(lambda found: without_credentials(found[0]), text)
+
+
+def place_of_location(location: str) -> str:
+    """What of a location is settled for good: where it is, and not how it is reached."""
+    return without_credentials(location).partition("?")[0].rstrip("/")
+
+
+def check_no_credentials(location: str) -> None:
+    """Refuse a location with keys in it: it is stored and shown, and keys are neither."""
+    shown = without_credentials(location)
+    if shown != location:
+        raise Rejected(
+            f"the location {shown} was given with credentials in it",
+            detail="A location is stored in the metastore and named in errors. They would be, too.",
+            hint="Leave them out, and give them as AWS's tools take them: in the environment"
+            " (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY), as a profile in ~/.aws (AWS_PROFILE),"
+            " or by the role of the machine.",
+        )
+
+
 def whole_location(text: str) -> str:
     """A location that means the same wherever it is read: a URL, or an absolute path."""
     if not text or "://" in text:
+        check_no_credentials(text)
         return text
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", text):
         raise Rejected(
@@ -50,17 +106,22 @@ class Store:
 
     def __init__(self, location: str) -> None:
         """`location`: an absolute path, or a URL such as `s3://bucket/prefix`."""
-        self.location = location
+        self.address = location
+        """As it was given: what another process needs to open it. It may have credentials in it, of
+        a database of an earlier release: it is shown nowhere."""
+        self.location = without_credentials(location)
+        """As it may be shown."""
         try:
             if "://" in location:
                 system, root = fs.FileSystem.from_uri(location)
             else:
                 system, root = fs.LocalFileSystem(), os.path.abspath(location)
         except (pa.ArrowInvalid, OSError, ValueError) as error:
+            why = self._hidden(str(error))
             raise Rejected(
-                f"{location} is not a place that Arrow can reach: {error}",
+                f"{self.location} is not a place that Arrow can reach: {why}",
                 hint="Use a folder, or a URL such as s3://bucket/prefix.",
-            ) from error
+            ) from None if why != str(error) else error
         if isinstance(system, fs.LocalFileSystem):
             system = fs.LocalFileSystem(use_mmap=True)
         self._system = system
@@ -137,7 +198,7 @@ class Store:
             self._make_folder(folder)
             unfinished = f"{target}{_TEMPORARY}"
             try:
-                with self._system.open_output_stream(unfinished) as stream:
+                with self._made(unfinished) as stream:
                     yield stream
                 _sync(unfinished)
                 os.replace(unfinished, target)
@@ -166,9 +227,13 @@ class Store:
     def hint(self, path: str, data: bytes) -> None:
         """A small file that nothing depends on: it may be lost, or be there in part."""
         with self.told(path, "write"):
+            target = self.full_path(path)
             if self.local:
-                self._make_folder(os.path.dirname(self.full_path(path)))
-            with self._system.open_output_stream(self.full_path(path)) as stream:
+                self._make_folder(os.path.dirname(target))
+                with self._made(target) as stream:
+                    stream.write(data)
+                return
+            with self._system.open_output_stream(target) as stream:
                 stream.write(data)
 
     def delete(self, path: str) -> None:
@@ -188,8 +253,28 @@ class Store:
             made.append(folder)
             folder = os.path.dirname(folder)
         for one in reversed(made):
-            os.makedirs(one, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                if not f"{one}/".startswith(f"{self._root}/"):
+                    os.mkdir(one)  # above the root: not ours
+                else:
+                    os.mkdir(one, FOLDER_MODE)
+                    if self._of_group(one):
+                        os.chmod(one, stat_bits.S_IMODE(os.stat(one).st_mode) | _GROUP_FOLDER)
             _sync(os.path.dirname(one))
+
+    def _made(self, target: str) -> pa.NativeFile:
+        """A local file to write. Arrow makes files for all users: so it is made before."""
+        handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
+        try:
+            if self._of_group(target):
+                os.fchmod(handle, FILE_MODE | _GROUP_FILE)
+        finally:
+            os.close(handle)
+        return self._system.open_output_stream(target)
+
+    def _of_group(self, path: str) -> bool:
+        """Whether what is made below the root is for its group, too."""
+        return path != self._root and bool(os.stat(self._root).st_mode & stat_bits.S_IWGRP)
 
     @contextlib.contextmanager
     def told(self, path: str, call: str) -> Iterator[None]:
@@ -206,7 +291,27 @@ class Store:
                 raise DiskFull(where) from error
             if error.errno in {errno.EMFILE, errno.ENFILE}:
                 raise NoHandles(where, call=call, reason=os.strerror(error.errno)) from error
-            raise DiskFailed(where, call=call, reason=str(error)) from error
+            reason = str(error)
+            if not self.local:
+                raise StoreFailed(where, call=call, reason=self._hidden(reason)) from error
+            raise DiskFailed(where, call=call, reason=reason) from error
+
+    @contextlib.contextmanager
+    def reading(self, path: str) -> Iterator[None]:
+        """Around reads of a file that is open. Elsewhere it is read over a line, which may go away
+        in the middle: that is the store's failure, and says nothing of the file.
+        """
+        if self.local:
+            yield
+            return
+        with self.told(path, "read"):
+            yield
+
+    def _hidden(self, text: str) -> str:
+        """What Arrow says, as it may be shown."""
+        if self.address != self.location:
+            text = text.replace(self.address, self.location)
+        return text_without_credentials(text)
 
 
 def _sync(path: str) -> None:

@@ -23,6 +23,7 @@ server      Flight's side: listens
 endpoint    what it asks of a database; ends what is stuck
 service     calls of the port, hello
 appending   streams of numbered batches
+receiving   messages of streams, with a bound for what they hold
 checking    what is wrong with a batch
 reading     bounded reads of our clients
 plain       tables for Flight clients with none of our code

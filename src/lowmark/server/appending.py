@@ -33,6 +33,7 @@ from lowmark.catalog import TableId
 from lowmark.errors import LowmarkError
 from lowmark.server.checking import Checker
 from lowmark.server.limits import Slots
+from lowmark.server.receiving import chunks_of
 
 logger = logging.getLogger(__name__)
 
@@ -79,14 +80,13 @@ class AppendStream:
         )
         answering.start()
         try:
-            while not self._ended:
-                try:
-                    chunk = reader.read_chunk()
-                except StopIteration:
-                    break
+            for rows, note in chunks_of(reader):
                 self._heard()
-                self._take(chunk)
+                self._take(rows, note)
+                del rows
                 self._wait_for_room()
+                if self._ended:
+                    break
             self._drain()
         finally:
             with self._lock:
@@ -94,11 +94,11 @@ class AppendStream:
                 self._lock.notify_all()
             answering.join()
 
-    def _take(self, chunk: Any) -> None:
-        if chunk.app_metadata is None or chunk.data is None:
+    def _take(self, rows: pa.RecordBatch | None, note: pa.Buffer | None) -> None:
+        if rows is None or note is None:
             raise RequestRefused("a message of a stream of appends has no batch")
-        commands = commands_of(chunk.data)
-        places = decode_places(chunk.app_metadata.to_pybytes(), len(commands))
+        commands = commands_of(rows)
+        places = decode_places(note.to_pybytes(), len(commands))
         with self._lock:
             self._messages += len(commands)
             self._bytes += sum(map(len, commands))

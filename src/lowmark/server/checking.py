@@ -34,6 +34,7 @@ from lowmark.table import (
 )
 from lowmark.table.commands import HEADER_BYTES, Batch
 from lowmark.table.commands import decode as decode_command
+from lowmark.table.unpacking import UNPACKED_BYTES_MAX, unpacked_bytes
 
 ROOM_BYTES = COMMAND_BYTES + HEADER_BYTES
 _TOGETHER_ROWS: Final = 1 << 14
@@ -66,7 +67,17 @@ class Checker:
     def check(self, catalog: Catalog, batches: Sequence[Received]) -> list[LowmarkError | None]:
         """Why each of a message's batches must not be stored; None: it may be."""
         wrong: list[LowmarkError | None] = [None] * len(batches)
-        keyed: list[_Keyed] = []
+        # Group by group: a batch that is compressed takes far more memory unpacked, and not all of
+        # a message are kept so at a time.
+        for together in _of_one_way(self._keyed(catalog, batches, wrong)):
+            for at, misplaced in _misplaced(together):
+                wrong[at] = misplaced
+        return wrong
+
+    def _keyed(
+        self, catalog: Catalog, batches: Sequence[Received], wrong: list[LowmarkError | None]
+    ) -> Iterator[_Keyed]:
+        """Those whose places are to be looked at; `wrong` gets why others must not be stored."""
         for at, (table, partition, room) in enumerate(batches):
             try:
                 way, rows = self._looked_at(catalog, table, partition, room)
@@ -74,11 +85,8 @@ class Checker:
                 wrong[at] = error
                 continue
             if way.form is not None and way.table.partitions > 1:
-                keyed.append(_Keyed(at, way, partition, rows, len(room)))
-        for together in _of_one_way(keyed):
-            for at, misplaced in _misplaced(together):
-                wrong[at] = misplaced
-        return wrong
+                keys = rows.select(way.form.names)
+                yield _Keyed(at, way, partition, keys, max(len(room), keys.nbytes))
 
     def _looked_at(
         self, catalog: Catalog, table: TableId, partition: int, room: memoryview
@@ -151,6 +159,13 @@ def _rows(table: Table, stored: pa.Schema, header: Batch, room: memoryview) -> p
     if message.address % 8:
         message = pa.py_buffer(message.to_pybytes())
     try:
+        unpacked = unpacked_bytes(memoryview(message))
+        if unpacked > UNPACKED_BYTES_MAX:
+            raise BatchRefused(
+                f"a batch for table {table.name} unpacks to {unpacked:,} bytes",
+                detail=f"A batch has at most {UNPACKED_BYTES_MAX:,}. Nothing of it was stored.",
+                hint="Send fewer rows in a batch.",
+            )
         rows = ipc.read_record_batch(message, stored)
     except (pa.ArrowException, OSError, EOFError, ValueError, MemoryError) as error:
         raise BatchRefused(

@@ -25,6 +25,7 @@ from lowmark.backend.errors import RequestRefused, TableUnknown
 from lowmark.backend.spread import Spread
 from lowmark.client import Database, Reader, Table
 from lowmark.convert.times import known_in, parse_time
+from lowmark.server.receiving import chunks_of
 from lowmark.table import SYSTEM_COLUMNS, TimeInFuture
 
 MESSAGE_BYTES: Final = 4 << 20
@@ -196,14 +197,11 @@ class PlainTables:
                 "a descriptor of rows names no table", hint="Use the table's name as its path."
             )
         table = self._db.table(self.wanted(descriptor).table)
-        while True:
-            try:
-                chunk = reader.read_chunk()
-            except StopIteration:
-                return
-            if chunk.data is None:
+        for rows, _ in chunks_of(reader):
+            if rows is None:
                 continue
-            result = table.append(chunk.data)
+            result = table.append(rows)
+            del rows  # not kept while the next one comes
             parts = [
                 PutPart(partition=one.partition, first=one.first, rows=one.rows, time=one.time)
                 for one in result.parts

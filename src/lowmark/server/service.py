@@ -49,6 +49,7 @@ from lowmark.errors import LowmarkError, Unavailable
 from lowmark.metastore.commands import Not
 from lowmark.node import NodeClosing, NodeSilent
 from lowmark.server.limits import Limits, Slots
+from lowmark.server.receiving import chunks_of
 from lowmark.server.sessions import Sessions
 from lowmark.table import View
 from lowmark.version import __version__
@@ -213,15 +214,11 @@ class Service:
         """A stream of calls: request by request, each with its answer. `watched` is around what
         waits for the client to take one.
         """
-        while True:
+        for rows, note in chunks_of(reader):
+            if note is None or rows is not None:
+                raise RequestRefused("a message of a stream of calls is a request, and no rows")
             try:
-                chunk = reader.read_chunk()
-            except StopIteration:
-                return
-            if chunk.app_metadata is None:
-                raise RequestRefused("a message of a stream of calls has no request")
-            try:
-                answer = self.call(chunk.app_metadata.to_pybytes())
+                answer = self.call(note.to_pybytes())
             except LowmarkError as error:
                 answer = self._reply(error)
             with watched():

@@ -17,10 +17,15 @@ from lowmark.table.commands import ROOM_BYTES, ROWS_MAX, Change
 from lowmark.table.errors import BatchRefused
 from lowmark.table.keys import KeyForm
 from lowmark.table.producing import Outgoing
+from lowmark.table.unpacking import UNPACKED_BYTES_MAX
 
 MESSAGE_BYTES_MAX = 4 << 20
 """Rows are sent in messages of at most this; or of one row."""
 ROW_BYTES_MAX = 7 << 20
+_UNPACKED_BYTES_MAX = UNPACKED_BYTES_MAX // 2
+"""So many bytes of rows are in a message however small they compress: a reader unpacks it whole.
+It is well below what servers refuse, which count a little differently.
+"""
 _MESSAGE_BYTES_LIMIT = ROW_BYTES_MAX + (512 << 10)
 """A message of one row has some more."""
 
@@ -62,11 +67,12 @@ def outgoing(
     rows: pa.RecordBatch, *, schema: int, change: Change, compression: Compression
 ) -> Iterator[Outgoing]:
     """The rows as messages, each small enough for one entry of the log."""
-    message = encode_rows(rows, compression)
-    if message.size <= MESSAGE_BYTES_MAX and rows.num_rows <= ROWS_MAX:
+    packed = compression != "none" and rows.nbytes > _UNPACKED_BYTES_MAX and rows.num_rows > 1
+    message = None if packed else encode_rows(rows, compression)
+    if message is not None and message.size <= MESSAGE_BYTES_MAX and rows.num_rows <= ROWS_MAX:
         yield _with_room(message, rows.num_rows, schema, change)
         return
-    if rows.num_rows == 1:
+    if message is not None and rows.num_rows == 1:
         if message.size > _MESSAGE_BYTES_LIMIT:
             raise _too_large("a row", message.size)
         yield _with_room(message, 1, schema, change)
