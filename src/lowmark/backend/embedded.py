@@ -23,7 +23,13 @@ from pyroaring import BitMap64
 
 from lowmark.backend.changes import Changes
 from lowmark.backend.embedded_append import EmbeddedAppender
-from lowmark.backend.errors import BatchesMoved, HoldUnknown, RequestRefused
+from lowmark.backend.errors import (
+    BatchesMoved,
+    HoldUnknown,
+    PartlyMade,
+    RequestRefused,
+    could_not_be_asked,
+)
 from lowmark.backend.node_thread import NodeThread
 from lowmark.backend.uses import FileUses
 from lowmark.backend.values import (
@@ -50,7 +56,7 @@ from lowmark.ledger.claim import claim
 from lowmark.log import Damaged, EntryGone, ReadPlan, ReferenceExpired, files
 from lowmark.metastore import Condition, Do, Entry, Operation
 from lowmark.node import Settings
-from lowmark.runtime import Buffer, HybridTime, millis_of, place_of
+from lowmark.runtime import Buffer, HybridTime, millis_of, place_of, together
 from lowmark.runtime.memory import Memory
 from lowmark.runtime.store import Store
 from lowmark.table import (
@@ -758,7 +764,7 @@ class Embedded(NodeThread):
 
         def send() -> Future[list[Outcome]]:
             ways = [(self.tables.way(table, one), wanted) for one, wanted in commands.items()]
-            return when_all([_proposed(way, wanted) for way, wanted in ways])
+            return _all_or_unknown(list(commands), [_proposed(way, wanted) for way, wanted in ways])
 
         def hand_over() -> None:
             send()
@@ -928,6 +934,36 @@ def _proposed(way: Partition | Distant, command: Control) -> Future[Outcome]:
         return outcome
 
     return copy.ask(command).map(done)
+
+
+def _all_or_unknown(
+    numbers: Sequence[int], futures: Sequence[Future[Outcome]]
+) -> Future[list[Outcome]]:
+    """All outcomes; or the first refusal, or what is not known. If partitions could not be asked,
+    that is the error only if no other one has done what it was asked.
+    """
+    whole: Future[list[Outcome]] = Future()
+
+    def settled(answers: Sequence[Future[Outcome]]) -> None:
+        at = {number: one.error for number, one in zip(numbers, answers, strict=True)}
+        missing = {number: error for number, error in at.items() if error is not None}
+        made = [number for number in numbers if number not in missing]
+        if not missing:
+            whole.resolve([one.result() for one in answers])
+            return
+        first = next(iter(missing.values()))
+        if made:
+            first = PartlyMade(made, list(missing), why=first.message)
+        whole.reject(first)
+
+    def look(one: Future[Outcome]) -> None:
+        if one.error is not None and not could_not_be_asked(one.error):
+            whole.reject(one.error)  # there is nothing to wait for
+
+    for one in futures:
+        one.then(look)
+    together(futures).then(lambda all_of: settled(all_of.result()))
+    return whole
 
 
 def _left(ends_at: float) -> float:
