@@ -4,19 +4,25 @@ nothing happened. Calls are cut between the change and what is read for its answ
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import lowmark
 import lowmark.backend.embedded
-from inside import backend_of
+from eventually import eventually
+from inside import backend_of, proposed
 from lowmark.backend.embedded import Embedded
 from lowmark.client import Database, Table
 from lowmark.errors import (
     AnswerUnread,
+    Closed,
     CursorMovesBack,
+    Ended,
     LowmarkError,
     NodeUnreachable,
     NotLeader,
@@ -24,7 +30,9 @@ from lowmark.errors import (
     PartlyMade,
 )
 from lowmark.group import Future
-from lowmark.table import MoveCursor
+from lowmark.server import Server
+from lowmark.server.service import Service
+from lowmark.table import Control, Cursor, MoveCursor
 
 CHANGES = ("propose", "execute", "write", "advance_watermark")
 READS = ("status", "catalog", "catalog_at", "view", "views", "get", "range", "watermark", "hold")
@@ -143,20 +151,32 @@ def test_an_epoch_that_is_decided_is_not_said_to_have_failed(
 
 
 class Away:
-    """Partitions that can't be asked."""
+    """Partitions that can't be asked, or that are asked and carry it out much later."""
 
     def __init__(self) -> None:
         self.partitions: frozenset[int] = frozenset()
+        self.slow: frozenset[int] = frozenset()
+        self.late: list[tuple[int, Control]] = []
+
+    def land(self, table: Table) -> None:
+        """Have carried out what was late."""
+        late, self.late, self.slow = self.late, [], frozenset()
+        for number, command in late:
+            with contextlib.suppress(LowmarkError):
+                proposed(table, command, number)
 
 
 @pytest.fixture
 def away(monkeypatch: pytest.MonkeyPatch) -> Away:
-    away, proposed = Away(), lowmark.backend.embedded._proposed
+    away, ask = Away(), lowmark.backend.embedded._proposed
 
     def asked(way: Any, command: Any) -> Future[Any]:
         if way.number in away.partitions:
             return Future.failed(NotLeader(f"t/{way.number}", leader=None))
-        return proposed(way, command)
+        if way.number in away.slow:
+            away.late.append((way.number, command))
+            return Future.failed(OutcomeUnknown(f"t/{way.number}", why="it was sent"))
+        return ask(way, command)
 
     monkeypatch.setattr(lowmark.backend.embedded, "_proposed", asked)
     return away
@@ -186,6 +206,21 @@ def test_a_change_that_no_partition_could_be_asked_for_was_not_made(
     assert table.cursors.get("c").position == dict.fromkeys(ENDS, 0)
 
 
+def test_a_commit_that_one_partition_refuses_says_so_if_others_have_moved(table: Table) -> None:
+    # given a cursor that is further in one partition
+    table.cursors.commit("c", {0: 5})
+    # when it is to be moved to before that, there and elsewhere
+    with pytest.raises(PartlyMade, match="partitions 1, 2, and not in partition 0") as some:
+        table.cursors.commit("c", ENDS)
+    # then its reader hears that others have moved, and of the refusal
+    assert isinstance(some.value.__cause__, CursorMovesBack)
+    assert table.cursors.get("c").position == ENDS | {0: 5}
+    # and where none has moved, of the refusal alone
+    table.cursors.commit("c", {1: 5, 2: 5})
+    with pytest.raises(CursorMovesBack):
+        table.cursors.commit("c", ENDS)
+
+
 def test_a_refusal_is_heard_whatever_else_can_not_be_asked(table: Table, away: Away) -> None:
     table.cursors.commit("c", {0: 2})
     away.partitions = frozenset({1})
@@ -206,15 +241,20 @@ class Trouble:
         self._away = away
 
     def begin(self) -> None:
-        kind = self.dice.choice(["none", "before", "some", "behind"])
+        kind = self.dice.choice(["none", "before", "some", "behind", "late"])
         self._line.is_cut, self._line.cut_behind_change = kind == "before", kind == "behind"
-        if kind == "some":
-            some = self.dice.sample(range(3), self.dice.randrange(1, 3))
-            self._away.partitions = frozenset(some)
+        some = frozenset(self.dice.sample(range(3), self.dice.randrange(1, 3)))
+        self._away.partitions = some if kind == "some" else frozenset()
+        self._away.slow = some if kind == "late" else frozenset()
 
     def end(self) -> None:
         self._line.mend()
-        self._away.partitions = frozenset()
+        self._away.partitions = self._away.slow = frozenset()
+
+    def maybe_land(self, table: Table) -> None:
+        """What was late may come at any time, and in the end it does not come any more."""
+        if self.dice.random() < 0.5:
+            self._away.land(table)
 
 
 def journal_of(table: Table, trouble: Trouble) -> list[int]:
@@ -222,12 +262,14 @@ def journal_of(table: Table, trouble: Trouble) -> list[int]:
     it hears that the commit was not made. Then it goes on where the cursor stands.
     """
     journal: list[int] = []
-    ends = table.snapshot().ends
-    for _ in range(200):
+    for turn in range(200):
+        if turn < 20:
+            table.append([{"id": 30 + 3 * turn + number} for number in range(3)])
         limit = trouble.dice.randrange(1, 20)  # often rows of several partitions
         with table.read(cursor="c", columns=["id"], limit=limit) as reader:
             batch, position = reader.to_arrow()["id"].to_pylist(), reader.position
         journal += batch
+        trouble.maybe_land(table)
         trouble.begin()
         try:
             table.cursors.commit("c", position)
@@ -236,14 +278,60 @@ def journal_of(table: Table, trouble: Trouble) -> list[int]:
         except LowmarkError:
             del journal[len(journal) - len(batch) :]
         trouble.end()
-        if table.cursors.get("c").position == ends:
+        if turn >= 20 and table.cursors.get("c").position == table.snapshot().ends:
             return journal
     raise AssertionError("the reader did not come to the end")
 
 
-@pytest.mark.parametrize("seed", range(5))
+# The shorter relative of the many seeds are the first ones.
+@pytest.mark.parametrize(
+    "seed", [*range(5), *(pytest.param(seed, marks=pytest.mark.release) for seed in range(5, 105))]
+)
 def test_no_row_is_passed_by_a_reader_that_journals_before_it_commits(
     table: Table, line: Line, away: Away, seed: int
 ) -> None:
     journal = journal_of(table, Trouble(seed, line, away))
-    assert set(journal) == set(range(30))
+    assert set(journal) == set(range(90))
+
+
+def test_a_node_that_gives_no_answer_in_time_may_have_moved_a_cursor(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a node of which the answer to a change does not come
+    ask, table_id = lowmark.backend.embedded._proposed, table.descriptor.id
+
+    def asked(way: Any, command: Any) -> Future[Any]:
+        ask(way, command)
+        return Future()
+
+    monkeypatch.setattr(lowmark.backend.embedded, "_proposed", asked)
+    # then its caller does not take it for one that was not made
+    with pytest.raises(OutcomeUnknown, match="no answer within"):
+        backend_of(table).propose(table_id, {0: MoveCursor("c", 1)}, timeout_s=0.05)
+    eventually(lambda: table.cursors.get("c").position[0] == 1)
+
+
+# -- a server that is closed between a change and its answer --------------------------------------
+
+
+@pytest.mark.parametrize("how", [Closed, Ended])
+def test_a_server_that_closes_behind_a_change_does_not_say_that_it_was_not_made(
+    db: Database, table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: type
+) -> None:
+    changed: list[str] = []
+
+    def reply(service: Service, value: object) -> bytes:
+        if isinstance(value, dict) and any(isinstance(one, Cursor) for one in value.values()):
+            changed.append("moved")
+            raise how("data")
+        return answered(service, value)
+
+    answered = Service._reply
+    with Server(db, f"unix:{tmp_path}/s") as server, lowmark.connect(server.address) as distant:
+        there = distant["t"]
+        monkeypatch.setattr(Service, "_reply", reply)
+        with pytest.raises(OutcomeUnknown):
+            there.cursors.commit("c", ENDS)
+    # it was asked once
+    assert changed == ["moved"]
+    assert table.cursors.get("c").position == ENDS

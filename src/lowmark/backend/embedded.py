@@ -26,6 +26,7 @@ from lowmark.backend.embedded_append import EmbeddedAppender
 from lowmark.backend.errors import (
     BatchesMoved,
     HoldUnknown,
+    OutcomeUnknown,
     PartlyMade,
     RequestRefused,
     could_not_be_asked,
@@ -55,7 +56,7 @@ from lowmark.ledger import Tail, tail_of
 from lowmark.ledger.claim import claim
 from lowmark.log import Damaged, EntryGone, ReadPlan, ReferenceExpired, files
 from lowmark.metastore import Condition, Do, Entry, Operation
-from lowmark.node import Settings
+from lowmark.node import NodeSilent, Settings
 from lowmark.runtime import Buffer, HybridTime, millis_of, place_of, together
 from lowmark.runtime.memory import Memory
 from lowmark.runtime.store import Store
@@ -72,6 +73,7 @@ from lowmark.table import (
     Trimmed,
     View,
     WatermarkStanding,
+    group_name,
 )
 from lowmark.upkeep.dropped import dropped_at
 
@@ -773,7 +775,14 @@ class Embedded(NodeThread):
             if not self.closed:
                 self.tell(hand_over)
             return {}
-        outcomes = self.ask(send, timeout_s=timeout_s)
+        try:
+            outcomes = self.ask(send, timeout_s=timeout_s)
+        except Unavailable as error:
+            if isinstance(error, NodeSilent) or isinstance(error.__cause__, NodeSilent):
+                unknown = OutcomeUnknown(group_name(table, min(commands)), why=error.message)
+                unknown.hint = error.hint  # it may name what is wrong with the node
+                raise unknown from error
+            raise
         return dict(zip(commands, outcomes, strict=True))
 
     # -- ledgers and runs -----------------------------------------------------------------------

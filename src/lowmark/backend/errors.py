@@ -47,12 +47,14 @@ def looked_up(unknown: OutcomeUnknown) -> Iterator[None]:
     """While it is looked up what came of a change: if that fails, it stays unknown."""
     try:
         yield
-    except Unavailable as error:
+    except LowmarkError as error:
         raise unknown from error
 
 
 class PartlyMade(OutcomeUnknown):
-    """A change that some partitions have made, and that others could not be asked for."""
+    """A change that some partitions have made, and that others have refused, or could not be asked
+    for.
+    """
 
     def __init__(self, made: Sequence[int], missing: Sequence[int], *, why: str) -> None:
         LowmarkError.__init__(
@@ -84,14 +86,15 @@ class Closed(Rejected):
         super().__init__(f"the database {path} is closed", hint="Open it again.")
 
 
-class Ended(Unavailable):
+class Ended(OutcomeUnknown):
     """A database that was closed, or failed, before an answer was there."""
 
     def __init__(self, path: str, failure: BaseException | None = None) -> None:
         named = None if failure is None else by_name(failure)
         said = named.message if isinstance(named, LowmarkError) else repr(failure)
         why = "was closed" if failure is None else f"has failed ({said})"
-        super().__init__(
+        LowmarkError.__init__(
+            self,
             f"the database {path} {why} before the answer was there",
             detail="The request may have been carried out all the same.",
             hint="Open it again, and look whether it happened.",
