@@ -142,6 +142,29 @@ def test_a_control_waits_for_the_next_leader_and_a_batch_does_not() -> None:
     assert "c" in world.leading(table).state.cursors
 
 
+def test_what_the_leader_may_have_heard_stays_unknown_when_no_other_one_comes() -> None:
+    world, table = world_of(4)
+    node = outsider(world, table)
+    world.append(table)
+    # given a cut that the leader has been asked for, which does no harm twice
+    cut = way(node, table).ask(Trim(1, expire=True))
+    forwarding = node.tables._forwarding
+    assert forwarding is not None
+    world.run_until(lambda: any(forwarding._open.values()))
+    gone = leader(world, table)
+    [[asked]] = forwarding._open.values()
+    # when all members die, and the node hears before that that another one leads
+    for one in [*world.up]:
+        if one is not node:
+            world[one.number].crash()
+    forwarding.leader_changed(table, 0, gone + 1)
+    tries = asked.tries
+    # then it looks for another one until its time is up: finding none says nothing of the first
+    world.run_until(lambda: asked.tries > tries + 1)
+    assert isinstance(asked.error, OutcomeUnknown)
+    assert isinstance(world.wait_error(cut), OutcomeUnknown)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["the leader", "a follower", "a node without a copy"])
 def test_a_producer_does_not_hear_of_a_full_disk_that_one_node_has(where: str) -> None:

@@ -452,7 +452,7 @@ class Connection:
             # known, is an answer like any other.)
             return NodeUnreachable(self.address, why="The node there is starting."), False
         if said is not None:
-            return said, isinstance(said, NodeSilent)
+            return said, isinstance(said, _DONE_MAYBE)
         if isinstance(error, flight.FlightTimedOutError):
             why = f"No answer to {name} came within {waited_s:.3g} seconds."
             return _Late(self.address, name, waited_s=waited_s, why=why), True

@@ -23,7 +23,14 @@ from pyroaring import BitMap64
 
 from lowmark.backend.changes import Changes
 from lowmark.backend.embedded_append import EmbeddedAppender
-from lowmark.backend.errors import BatchesMoved, HoldUnknown, RequestRefused
+from lowmark.backend.errors import (
+    BatchesMoved,
+    HoldUnknown,
+    OutcomeUnknown,
+    PartlyMade,
+    RequestRefused,
+    could_not_be_asked,
+)
 from lowmark.backend.node_thread import NodeThread
 from lowmark.backend.uses import FileUses
 from lowmark.backend.values import (
@@ -49,8 +56,8 @@ from lowmark.ledger import Tail, tail_of
 from lowmark.ledger.claim import claim
 from lowmark.log import Damaged, EntryGone, ReadPlan, ReferenceExpired, files
 from lowmark.metastore import Condition, Do, Entry, Operation
-from lowmark.node import Settings
-from lowmark.runtime import Buffer, HybridTime, millis_of, place_of
+from lowmark.node import NodeSilent, Settings
+from lowmark.runtime import Buffer, HybridTime, millis_of, place_of, together
 from lowmark.runtime.memory import Memory
 from lowmark.runtime.store import Store, place_of_location
 from lowmark.table import (
@@ -64,6 +71,7 @@ from lowmark.table import (
     Trimmed,
     View,
     WatermarkStanding,
+    group_name,
 )
 from lowmark.upkeep.dropped import dropped_at
 
@@ -758,7 +766,7 @@ class Embedded(NodeThread):
 
         def send() -> Future[list[Outcome]]:
             ways = [(self.tables.way(table, one), wanted) for one, wanted in commands.items()]
-            return when_all([_proposed(way, wanted) for way, wanted in ways])
+            return _all_or_unknown(list(commands), [_proposed(way, wanted) for way, wanted in ways])
 
         def hand_over() -> None:
             send()
@@ -767,7 +775,14 @@ class Embedded(NodeThread):
             if not self.closed:
                 self.tell(hand_over)
             return {}
-        outcomes = self.ask(send, timeout_s=timeout_s)
+        try:
+            outcomes = self.ask(send, timeout_s=timeout_s)
+        except Unavailable as error:
+            if isinstance(error, NodeSilent) or isinstance(error.__cause__, NodeSilent):
+                unknown = OutcomeUnknown(group_name(table, min(commands)), why=error.message)
+                unknown.hint = error.hint  # it may name what is wrong with the node
+                raise unknown from error
+            raise
         return dict(zip(commands, outcomes, strict=True))
 
     # -- ledgers and runs -----------------------------------------------------------------------
@@ -928,6 +943,36 @@ def _proposed(way: Partition | Distant, command: Control) -> Future[Outcome]:
         return outcome
 
     return copy.ask(command).map(done)
+
+
+def _all_or_unknown(
+    numbers: Sequence[int], futures: Sequence[Future[Outcome]]
+) -> Future[list[Outcome]]:
+    """All outcomes; or the first refusal, or what is not known. If partitions could not be asked,
+    that is the error only if no other one has done what it was asked.
+    """
+    whole: Future[list[Outcome]] = Future()
+
+    def settled(answers: Sequence[Future[Outcome]]) -> None:
+        at = {number: one.error for number, one in zip(numbers, answers, strict=True)}
+        missing = {number: error for number, error in at.items() if error is not None}
+        made = [number for number in numbers if number not in missing]
+        if not missing:
+            whole.resolve([one.result() for one in answers])
+            return
+        first = next(iter(missing.values()))
+        if made:
+            first = PartlyMade(made, list(missing), why=first.message)
+        whole.reject(first)
+
+    def look(one: Future[Outcome]) -> None:
+        if one.error is not None and not could_not_be_asked(one.error):
+            whole.reject(one.error)  # there is nothing to wait for
+
+    for one in futures:
+        one.then(look)
+    together(futures).then(lambda all_of: settled(all_of.result()))
+    return whole
 
 
 def _left(ends_at: float) -> float:

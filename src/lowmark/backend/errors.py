@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected, Unavailable
 from lowmark.group import NotLeader as _NotLeader
 from lowmark.group import OutcomeUnknown as _OutcomeUnknown
 from lowmark.group import Superseded as _Superseded
 from lowmark.runtime import by_name
-from lowmark.table.errors import BatchRefused
+from lowmark.table.errors import BatchRefused, MembersBehind
 
 OutcomeUnknown = _OutcomeUnknown
 """What was asked may have been done: look before you ask again. It is the group's error."""
@@ -20,6 +21,64 @@ Superseded = _Superseded
 """Another leader came, and what was asked was not done. It is the group's error, too."""
 
 
+class AnswerUnread(OutcomeUnknown):
+    """A change that was made, at least in part, and whose answer has to be read and can't be."""
+
+    def __init__(self, what: str, *, why: str) -> None:
+        LowmarkError.__init__(
+            self,
+            f"{what}, but what came of it can't be read: {why}",
+            detail="The change was made, or a part of it; nothing takes it back.",
+            hint="Look at what is there before you repeat it.",
+        )
+
+
+@contextlib.contextmanager
+def made(what: str) -> Iterator[None]:
+    """While what a change has led to is read: that this fails does not say that nothing changed."""
+    try:
+        yield
+    except LowmarkError as error:
+        raise AnswerUnread(what, why=error.message) from error
+
+
+@contextlib.contextmanager
+def looked_up(unknown: OutcomeUnknown) -> Iterator[None]:
+    """While it is looked up what came of a change: if that fails, it stays unknown."""
+    try:
+        yield
+    except LowmarkError as error:
+        raise unknown from error
+
+
+class PartlyMade(OutcomeUnknown):
+    """A change that some partitions have made, and that others have refused, or could not be asked
+    for.
+    """
+
+    def __init__(self, made: Sequence[int], missing: Sequence[int], *, why: str) -> None:
+        LowmarkError.__init__(
+            self,
+            f"the change was made in {_partitions(made)}, and not in {_partitions(missing)}: {why}",
+            detail="Each partition decides for itself; nothing takes back what some have done.",
+            hint="Look at what is there, and repeat it if it is meant all the same.",
+        )
+        self.made, self.missing = list(made), list(missing)
+
+
+def _partitions(numbers: Sequence[int]) -> str:
+    return f"partition{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+
+
+def could_not_be_asked(error: BaseException | None) -> bool:
+    """Whether a partition has done nothing because it could not, and has not refused to. So another
+    one may have done what this one has not.
+    """
+    if isinstance(error, OutcomeUnknown | MembersBehind):
+        return False
+    return isinstance(error, Unavailable | Corrupt | NotLeader | Superseded)
+
+
 class Closed(Rejected):
     """A database that was closed."""
 
@@ -27,14 +86,15 @@ class Closed(Rejected):
         super().__init__(f"the database {path} is closed", hint="Open it again.")
 
 
-class Ended(Unavailable):
+class Ended(OutcomeUnknown):
     """A database that was closed, or failed, before an answer was there."""
 
     def __init__(self, path: str, failure: BaseException | None = None) -> None:
         named = None if failure is None else by_name(failure)
         said = named.message if isinstance(named, LowmarkError) else repr(failure)
         why = "was closed" if failure is None else f"has failed ({said})"
-        super().__init__(
+        LowmarkError.__init__(
+            self,
             f"the database {path} {why} before the answer was there",
             detail="The request may have been carried out all the same.",
             hint="Open it again, and look whether it happened.",

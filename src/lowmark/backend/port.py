@@ -259,7 +259,8 @@ class Backend(Protocol):
         wait: bool = True,
         timeout_s: float | None = None,
     ) -> dict[int, Outcome]:
-        """Have commands carried out, one in each partition; raises the first refusal.
+        """Have commands carried out, one in each partition; raises the first refusal. If some could
+        not be asked, and others have done it, that is `PartlyMade`, an `OutcomeUnknown`.
 
         A cut that freed something is followed by a snapshot, so that the log can go, too. Without
         `wait` it returns at once, with nothing, and never raises: what becomes of them is not told.

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lowmark.backend.errors import AppendFailed, Ended, OutcomeUnknown
+from lowmark.backend.errors import AppendFailed, OutcomeUnknown
 from lowmark.backend.port import Backend, Sent
 from lowmark.backend.values import Answer
 from lowmark.catalog import TableId
@@ -143,4 +143,4 @@ class TableAppender:
 
 
 def _is_unknown(error: LowmarkError) -> bool:
-    return isinstance(error, OutcomeUnknown | Ended)
+    return isinstance(error, OutcomeUnknown)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
 
+from lowmark.backend.errors import AnswerUnread, PartlyMade, could_not_be_asked, made
 from lowmark.backend.port import Backend
 from lowmark.backend.values import PartitionStatus
 from lowmark.catalog import DURATION_TAKES, Table, parse_duration
@@ -16,7 +17,7 @@ from lowmark.client.agreeing import AGREED_S, agreed
 from lowmark.client.checking import check_offsets, whole
 from lowmark.client.edges import edge
 from lowmark.convert.times import time_text
-from lowmark.errors import LowmarkError, Rejected
+from lowmark.errors import LowmarkError, Rejected, Unavailable
 from lowmark.table import (
     IDLE_MS_MAX,
     NAME_CHARACTERS_MAX,
@@ -151,7 +152,7 @@ class Cursors:
         except LowmarkError:
             self._undo(name, token)
             raise
-        return self.get(name)
+        return self._now(name, f"cursor {name!r} was made")
 
     def renew(
         self, name: str, *, idle_expiry: str | timedelta, patience_s: float = AGREED_S
@@ -163,7 +164,7 @@ class Cursors:
         for them for `patience_s`, and then fails with `MembersBehind`.
         """
         self._renew(name, idle_expiry_ms(idle_expiry), patience_s)
-        return self.get(name)
+        return self._now(name, f"cursor {name!r} was renewed")
 
     def _renew(self, name: str, idle_ms: int, patience_s: float = AGREED_S) -> None:
         asked = dict.fromkeys(self._partitions, RenewCursor(name, idle_ms))
@@ -181,12 +182,41 @@ class Cursors:
     def commit(self, name: str, to: Mapping[int, int], *, reset: bool = False) -> TableCursor:
         """Have it stand at these offsets, the next ones to read: forward only, unless it is reset.
 
-        What lies before them is not kept for it any more.
+        What lies before them is not kept for it any more. Each partition moves by itself: if it
+        fails with `OutcomeUnknown`, some may have moved, or all. Then don't drop what you have read
+        up to there: commit it again, or see by `get` where the cursor stands. After any other error
+        none has moved.
         """
         to = check_offsets(to, "commit", partitions=len(self._partitions))
         moves = {number: MoveCursor(name, at, reset) for number, at in sorted(to.items())}
-        self._backend.propose(self._table.id, moves)
-        return self.get(name)
+        try:
+            self._backend.propose(self._table.id, moves)
+        except LowmarkError as error:
+            refused = not (isinstance(error, Unavailable) or could_not_be_asked(error))
+            if refused and len(moves) > 1 and not reset:
+                self._check_unmoved(name, moves, error)
+            raise
+        return self._now(name, f"cursor {name!r} was moved")
+
+    def _check_unmoved(
+        self, name: str, moves: Mapping[int, MoveCursor], refusal: LowmarkError
+    ) -> None:
+        """Raise what says more than a refusal, if other partitions have moved all the same: a
+        reader that takes it for all of them would pass over rows. Where a partition has moved, the
+        same move again is no refusal, and changes nothing.
+        """
+        there, refused = [], []
+        for number, move in moves.items():
+            try:
+                self._backend.propose(self._table.id, {number: move})
+                there.append(number)
+            except LowmarkError as error:
+                if isinstance(error, Unavailable) or could_not_be_asked(error):
+                    what = f"cursor {name!r} was moved, perhaps in part"
+                    raise AnswerUnread(what, why=error.message) from error
+                refused.append(number)
+        if there:
+            raise PartlyMade(there, refused, why=refusal.message) from refusal
 
     def move(self, name: str, to: Mapping[int, int], *, reset: bool = False) -> TableCursor:
         """The older name of `commit`."""
@@ -202,6 +232,11 @@ class Cursors:
         if not there:
             raise CursorUnknown(name)
         self._backend.propose(self._table.id, {number: DeleteCursor(name) for number in there})
+
+    def _now(self, name: str, what: str) -> TableCursor:
+        """A cursor that was changed just now, whether it can be read or not."""
+        with made(what):
+            return self.get(name)
 
     def get(self, name: str) -> TableCursor:
         """A cursor by name."""

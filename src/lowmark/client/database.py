@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Self
 
-from lowmark.backend.errors import TableUnknown
+from lowmark.backend.errors import TableUnknown, made
 from lowmark.backend.ledgers import Ledgers
 from lowmark.backend.port import Backend
 from lowmark.catalog import (
@@ -150,8 +150,10 @@ class Database:
             options=dict(options or {}),
             if_not_exists=if_not_exists,
         )
-        self.execute([command])
-        return self.table(name)
+        after = self.execute([command]).catalog
+        with made(f"table {name} was created"):  # or was there
+            found = after.table_named(schema, plain)
+            return self.table(name) if found is None else self._table(found)
 
     def table(self, name: str, *, as_of: int | str | datetime | None = None) -> Table:
         """A table by name; one that was dropped or renamed since by a time at which it was there.

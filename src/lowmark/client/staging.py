@@ -19,7 +19,7 @@ from functools import partial
 from types import TracebackType
 from typing import Final, Self, TypeVar, cast
 
-from lowmark.backend.errors import Ended, NotLeader, Superseded
+from lowmark.backend.errors import AnswerUnread, Ended, NotLeader, OutcomeUnknown, Superseded
 from lowmark.backend.port import Backend
 from lowmark.catalog import Table
 from lowmark.client.agreeing import agreed
@@ -229,6 +229,11 @@ class Commit:
             bound = self._bound(wanted)
         except StagedRowsMissing:
             bound = self._what_is_left(first, wanted, keep_ms)
+        except (Unavailable, NotLeader, Superseded) as error:
+            # Its rows are read in some partitions, and will be in all when it is committed again.
+            if isinstance(error, OutcomeUnknown):
+                raise
+            raise AnswerUnread(f"epoch {self._epoch} is decided", why=error.message) from error
         parts = [
             Part(number, one.first, one.rows, one.time)
             for number, one in sorted({**bound, at: first}.items())
@@ -324,12 +329,15 @@ class Commit:
     def _patiently(self, ask: Callable[[], T]) -> T:
         """Ask again for as long as partitions may have no leader: nothing is done twice."""
         ends_at = time.monotonic() + _PATIENCE_S
+        unknown: OutcomeUnknown | None = None
         while True:
             try:
                 return ask()
             except Ended:
                 raise
-            except (Unavailable, NotLeader, Superseded):
+            except (Unavailable, NotLeader, Superseded) as error:
+                if isinstance(error, OutcomeUnknown):
+                    unknown = error  # whatever comes of a repeat, the first may have been done
                 if self._backend.closed or time.monotonic() > ends_at:
-                    raise
+                    raise (unknown or error) from error
                 time.sleep(_RETRY_S)

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from lowmark.backend.errors import OutcomeUnknown
+from lowmark.backend.errors import OutcomeUnknown, looked_up
 from lowmark.backend.port import Backend, HasBackend
 from lowmark.errors import LowmarkError
 from lowmark.ledger import Claim, decode_record
@@ -146,9 +146,11 @@ class Claims:
             unchanged = (*unchanged, missing(prefix + _CANCEL))
         try:
             taken = self._backend.write(operations, condition=AllOf(unchanged))
-        except OutcomeUnknown:
+        except OutcomeUnknown as unknown:
             # If it is applied later, it is a claim that no process renews: it ends with its lease.
-            if self.of(table).claim != claim:
+            with looked_up(unknown):
+                there = self.of(table).claim
+            if there != claim:
                 raise
             taken = True
         return held if taken else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from lowmark.backend.errors import Cancelled, OutcomeUnknown
+from lowmark.backend.errors import Cancelled, OutcomeUnknown, looked_up
 from lowmark.backend.port import Backend, HasBackend
 from lowmark.compaction.claims import HeldClaim
 from lowmark.errors import Rejected
@@ -155,9 +155,10 @@ class Records:
                 try:
                     if self._backend.write(operations, condition=goes_on):
                         return True
-                except OutcomeUnknown:
-                    if self.pointer(table, partition).pointer == pointer:
-                        return True
+                except OutcomeUnknown as unknown:
+                    with looked_up(unknown):
+                        if self.pointer(table, partition).pointer == pointer:
+                            return True
             noted = self._backend.get(run)
             if noted is None or decode_record(noted.value, RunRecord).state == "cancelled":
                 return False
@@ -167,9 +168,10 @@ class Records:
             try:
                 if self._backend.write(operations, condition=unchanged):
                     return True
-            except OutcomeUnknown:
-                if self.pointer(table, partition).pointer == pointer:
-                    return True
+            except OutcomeUnknown as unknown:
+                with looked_up(unknown):
+                    if self.pointer(table, partition).pointer == pointer:
+                        return True
                 if attempt == _PUBLISH_ATTEMPTS - 1:
                     raise
             else:
@@ -226,8 +228,10 @@ class Records:
                 ours = self._while_ours(record.table, unchanged)
                 if self._backend.write([Put(key, value)], condition=ours):
                     break
-            except OutcomeUnknown:
-                if (there := self._backend.get(key)) is None or there.value != value:
+            except OutcomeUnknown as unknown:
+                with looked_up(unknown):
+                    there = self._backend.get(key)
+                if there is None or there.value != value:
                     raise
                 break
             if not self.is_ours(record.table):

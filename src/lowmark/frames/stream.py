@@ -47,6 +47,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from lowmark.backend.errors import PartlyMade
 from lowmark.client import Database, GapFound, Table, TableCursor
 from lowmark.errors import LowmarkError, Unavailable
 from lowmark.frames.carrying import Carried, worded
@@ -275,11 +276,17 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
         table, cursor, offsets = self._table(), end[CURSOR], offsets_in(end)
         try:
             table.cursors.commit(cursor, offsets)
-        except (CursorUnknown, CursorExpired):
-            self._held = ""
-            self._hold(cursor, offsets)
-        except CursorMovesBack:  # the checkpoint is older than the cursor: it was put back
-            logger.warning("a cursor is ahead of its stream", extra={"cursor": cursor})
+        except (CursorUnknown, CursorExpired, CursorMovesBack, PartlyMade) as error:
+            # Of some partitions perhaps: then the others have moved.
+            refusal = error.__cause__ if isinstance(error, PartlyMade) else error
+            if isinstance(refusal, CursorUnknown | CursorExpired):
+                self._held = ""
+                self._hold(cursor, offsets)
+            elif isinstance(refusal, CursorMovesBack):
+                # the checkpoint is older than the cursor: it was put back
+                logger.warning("a cursor is ahead of its stream", extra={"cursor": cursor})
+            else:
+                raise
 
     def stop(self) -> None:
         """The query has ended, or its cursor goes on elsewhere."""

@@ -23,6 +23,7 @@ from lowmark.backend.connection import machine
 from lowmark.backend.embedded import Embedded
 from lowmark.backend.errors import (
     Closed,
+    Ended,
     HoldUnknown,
     OtherDatabase,
     ProtocolRefused,
@@ -197,7 +198,10 @@ class Service:
             except Exception as error:
                 logger.exception("a call failed", extra={"call": request.call})
                 value = ServerFailed(request.call, error)
-        return self._reply(value)
+        try:
+            return self._reply(value)
+        except Closed as error:  # behind what was asked: that it was not done is not true
+            raise Ended(self.backend.info.name) from error
 
     def _reply(self, value: object) -> bytes:
         # The time is looked at when the value is there: nothing in it is later.

@@ -245,7 +245,8 @@ class Forwarding:
     def _again(self, asked: _Asked, error: LowmarkError) -> None:
         """The command was surely not applied, or a second time does no harm."""
         self._closed(asked)
-        asked.error = error
+        if not isinstance(asked.error, OutcomeUnknown):  # what may have been applied stays so
+            asked.error = error
         if asked.patient:
             self._groups.later(_RETRY_MS, lambda: self._try(asked))
         elif isinstance(error, GroupStopped | QuarantinedHere):
