@@ -120,6 +120,16 @@ _OF_LOG = (
 )
 _OF_FEED = ("startingVersion", "endingVersion", "preimages", "net")
 _OF_STREAM = ("maxRowsPerTrigger", "maxBytesPerTrigger", "cursor", "cursor.idle_expiry")
+_OF_QUERY: Final = frozenset({"checkpointlocation", "queryname"})
+"""What Spark hands on to a sink of what the query was told: `DataStreamWriter.queryName`, too."""
+_OF_PLATFORM: Final = ("__", "spark.", "databricks.")
+"""How names begin that Spark, or a platform, keeps for itself and may add to any read or write."""
+_AS_IT_IS: Final = {
+    "mergeschema": ("false", "Alter the table first: table.alter(add=...)."),
+    "overwriteschema": ("false", "Alter the table first, or make another one."),
+    "outputmode": ("append", 'Call writeStream.outputMode("append"); see lowmark.spark.upsert.'),
+}
+"""Options of other sinks, of which one value says what this one does in any case."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _OF_CREATE = ("option.", "provider", "location", "owner")
 """What Spark gives a source when a table is created with it."""
@@ -222,9 +232,7 @@ class Options:
     @classmethod
     def write(cls, given: Mapping[str, str], *, stream: bool = False) -> Options:
         """The options of a write."""
-        # A stream's own, which Spark hands on.
-        rest = {key: text for key, text in given.items() if key.lower() != "checkpointlocation"}
-        named = _placed(rest)
+        named = _placed(_of_write(given))
         for name in named:
             if name not in (_OF_STREAM_WRITE if stream else (*_OF_PLACE, *_OF_WRITE)):
                 raise OptionRefused(
@@ -275,7 +283,14 @@ def _named(given: Mapping[str, str]) -> dict[str, str]:
     """Options by the names that we call them by; Spark hands them on in lower case."""
     named: dict[str, str] = {}
     for key, text in given.items():
+        if key.lower().startswith(_OF_PLATFORM):
+            continue
         name = _KNOWN.get(key.lower())
+        if key.lower() == "paths":
+            raise OptionRefused(
+                f"a source is one table, and several paths were given: {text}",
+                hint="Load each by itself, and join them by frame.union(other).",
+            )
         if name is None:
             raise OptionRefused(
                 f"there is no option {key!r}", hint=f"Known are {', '.join(_names())}."
@@ -286,14 +301,31 @@ def _named(given: Mapping[str, str]) -> dict[str, str]:
     return named
 
 
+def _of_write(given: Mapping[str, str]) -> dict[str, str]:
+    """What the user of a write has given, without what Spark knows and does by itself."""
+    rest: dict[str, str] = {}
+    for key, text in given.items():
+        name = key.lower()
+        if name in _OF_QUERY:
+            continue
+        if name not in _AS_IT_IS:
+            rest[key] = text
+            continue
+        only, hint = _AS_IT_IS[name]
+        if text.strip().lower() != only:
+            raise OptionRefused(f"{key} can't be {text!r} in a write to a table", hint=hint)
+    return rest
+
+
 def _placed(given: Mapping[str, str]) -> dict[str, str]:
     """Options by name; they say which table of which database."""
     if not given or any(key.lower().startswith(_OF_CREATE) for key in given):
         raise OptionRefused(
             "CREATE TABLE can't be used with lowmark",
-            detail="Spark does not hand the options of such a table on to a source that is"
-            " written in Python, so its rows would not be found.",
-            hint="Use CREATE TEMPORARY VIEW v USING lowmark OPTIONS (path '...', table '...').",
+            detail="A table in Spark's catalog, also one of saveAsTable, writeTo or toTable, keeps"
+            " no options for a source that is written in Python, so its rows would not be found.",
+            hint="Drop it, and use CREATE TEMPORARY VIEW v USING lowmark OPTIONS (path '...', table"
+            " '...'). Write by save() and start().",
         )
     named = _named(given)
     if ("path" in named) == ("node" in named):
