@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark import TaskContext
 from pyspark.serializers import CloudPickleSerializer
 
 from lowmark.frames import LowmarkSource
@@ -72,6 +74,18 @@ def run(
             start, number = end, number + 1
     finally:
         reader.stop()
+
+
+@contextmanager
+def in_task(*, attempt: int = 0, partition: int = 0, query: str = "") -> Iterator[None]:
+    """As in a task of Spark's: what a sink asks of the task that it writes for."""
+    context = TaskContext()  # from here on the process is in one
+    context._taskAttemptId, context._partitionId = attempt, partition
+    context._localProperties = {"sql.streaming.queryId": query} if query else {}
+    try:
+        yield
+    finally:
+        TaskContext._taskContext = None
 
 
 def _last(log: Path) -> int:

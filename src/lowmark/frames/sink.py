@@ -18,6 +18,7 @@ An epoch becomes visible partition by partition.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any, Final
@@ -34,7 +35,9 @@ from pyspark.sql.types import StructType
 from lowmark.client import Staged
 from lowmark.client.staging import ONCE_MS, STREAM_MS, attempt_number, drawn_family
 from lowmark.client.table_writing import SLICE_ROWS
+from lowmark.convert.errors import ValueRefused
 from lowmark.errors import LowmarkError, Rejected
+from lowmark.formatting import shown
 from lowmark.frames.carrying import Carried, worded
 from lowmark.frames.columns import arrow_schema
 from lowmark.frames.errors import ColumnsMissing, ModeRefused
@@ -44,6 +47,7 @@ from lowmark.frames.options import Options
 logger = logging.getLogger(__name__)
 
 _QUERY: Final = "sql.streaming.queryId"
+_COMMITS: Final = "pyspark.sql.worker.python_streaming_sink_runner"
 _TOGETHER_BYTES: Final = 16 << 20
 
 
@@ -97,7 +101,7 @@ class StreamWriter(Carried, DataSourceStreamArrowWriter):
         self._options = options
         self._family = drawn_family()
         check_writable(options)
-        if options.whole_rows:
+        if not _commits():  # what tasks have staged is stored, whatever becomes of columns since
             _check_columns(options, schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> _Message:
@@ -173,6 +177,12 @@ def _check_columns(options: Options, schema: StructType) -> None:
             raise ColumnsMissing(table.name, missing)
 
 
+def _commits() -> bool:
+    """Whether Spark ends a batch, and plans none: it does so in a process that runs this module."""
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return _COMMITS in sys.modules or (main is not None and main.name == _COMMITS)
+
+
 def _staged(options: Options, family: int, batches: Iterator[pa.RecordBatch]) -> _Message:
     context = TaskContext.get()
     assert context is not None
@@ -183,24 +193,46 @@ def _staged(options: Options, family: int, batches: Iterator[pa.RecordBatch]) ->
         return _Message(query, None)
     with (
         opened(options, writes=True) as database,
-        database[options.table].stage(number=number) as stage,
+        (table := database[options.table]).stage(number=number) as stage,
     ):
-        stage.append(_together(chain([first], batches)))
+        together = _Together(chain([first], batches))
+        try:
+            stage.append(together)
+        except ValueRefused as error:
+            row = together.row(error.row, table.key or table.schema.names)
+            error.detail = f"It is of partition {context.partitionId()} of the frame: {row}."
+            raise
         return _Message(query, stage.staged())
 
 
-def _together(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+class _Together(Iterator[pa.RecordBatch]):
     """Batches that are worth splitting over partitions: Spark gives 10,000 rows at a time."""
-    some: list[pa.RecordBatch] = []
-    rows = size = 0
-    for batch in batches:
-        some.append(batch)
-        rows, size = rows + batch.num_rows, size + batch.nbytes
-        if rows >= SLICE_ROWS or size >= _TOGETHER_BYTES:
-            yield pa.concat_batches(some)
-            some, rows, size = [], 0, 0
-    if some:
-        yield pa.concat_batches(some)
+
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self._batches = batches
+        self._given: pa.RecordBatch | None = None
+        self._first = 0
+        """The number of the first row of what was given last."""
+
+    def __next__(self) -> pa.RecordBatch:
+        some: list[pa.RecordBatch] = []
+        rows = size = 0
+        for batch in self._batches:
+            some.append(batch)
+            rows, size = rows + batch.num_rows, size + batch.nbytes
+            if rows >= SLICE_ROWS or size >= _TOGETHER_BYTES:
+                break
+        if not some:
+            raise StopIteration
+        self._first += 0 if self._given is None else self._given.num_rows
+        self._given = pa.concat_batches(some)
+        return self._given
+
+    def row(self, number: int, names: Sequence[str]) -> str:
+        """Those of its values that tell one of the rows that were given last from others."""
+        assert self._given is not None
+        [row] = self._given.slice(number - self._first, 1).to_pylist()
+        return ", ".join(f"{name} = {shown(row[name])}" for name in names if name in row)
 
 
 def _commit(
