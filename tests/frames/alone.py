@@ -58,11 +58,9 @@ def run(
             end = _offset(checkpoint, number)
             if number:
                 reader.commit(_offset(checkpoint, number - 1))
-            sent = CloudPickleSerializer().dumps(reader)  # type: ignore[no-untyped-call]
+            task = sent(reader)
             batches = [
-                batch
-                for part in reader.partitions(start, end)
-                for batch in pickle.loads(sent).read(pickle.loads(pickle.dumps(part)))  # noqa: S301
+                batch for part in reader.partitions(start, end) for batch in task.read(sent(part))
             ]
             rows = pa.Table.from_batches(batches, arrow_schema(schema))
             if function is None:
@@ -74,6 +72,11 @@ def run(
             start, number = end, number + 1
     finally:
         reader.stop()
+
+
+def sent(thing: Any) -> Any:
+    """As a task gets it."""
+    return pickle.loads(CloudPickleSerializer().dumps(thing))  # type: ignore[no-untyped-call]  # noqa: S301
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 from lowmark.backend.values import Hold
 from lowmark.frames.carrying import worded
 from lowmark.frames.changes import Range, changed_batches, places_of
+from lowmark.frames.opening import planned
 from lowmark.frames.stream import CURSOR, StreamReader, offsets_in
 from lowmark.table import BelowWatermark, View
 
@@ -98,11 +99,12 @@ class ChangeStreamReader(StreamReader):
             self._keep(start.get(VERSION))
         starts = self._starts(start, end)
         ends = offsets_in(end)
-        return [
+        parts = [
             Range(number, starts[number], ends[number])
             for number in sorted(ends)
             if ends[number] > starts[number]
         ]
+        return planned(parts, self._options, self._open())
 
     def commit(self, end: dict[str, Any]) -> None:
         """What lies before the end of a batch is needed no more, and how it was then is needed."""

@@ -1,7 +1,8 @@
 """What a user asks of a table by Spark's options; names are those of Kafka's source and of table
 formats, where these have one.
 
-    path, node          a directory, or the address of a server; one of both
+    path, node          a directory, or the address of a server; one of both. Of a cluster, the
+                        addresses of several nodes with commas between: any of them will do
     table               its name
     columns             names with commas between; `*` is all of the table's, and there are system
                         columns: `*,_change,_partition,_offset,_time`. Deletes are rows of the log
@@ -48,14 +49,16 @@ formats, where these have one.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, TypeAlias
 
+from lowmark.backend.connection import addresses_of
 from lowmark.catalog import DURATION_TAKES, parse_duration
 from lowmark.client.staging import EPOCH_MAX
 from lowmark.convert.times import is_ago, is_hybrid, parse_time
+from lowmark.errors import Rejected
 from lowmark.frames.errors import OptionRefused
 from lowmark.runtime import COUNTER_BITS
 from lowmark.table import IDLE_MS_MAX
@@ -298,6 +301,8 @@ def _named(given: Mapping[str, str]) -> dict[str, str]:
         if name in named:
             raise OptionRefused(f"{name} is given twice", hint="Leave one of both out.")
         named[name] = text if name == "txnAppId" else text.strip()
+        if name == "node":
+            named[name] = _nodes(named[name])
     return named
 
 
@@ -336,6 +341,24 @@ def _placed(given: Mapping[str, str]) -> dict[str, str]:
     if not named.get("table"):
         raise OptionRefused("no table is named", hint='Name it: .option("table", NAME).')
     return named
+
+
+def placed_at(path: str, node: str | Sequence[str], **more: str) -> dict[str, str]:
+    """Options of a function of ours that takes a place: what was left empty was not given."""
+    nodes = node if isinstance(node, str) else ",".join(addresses_of(node)) if node else ""
+    return {key: text for key, text in {"path": path, "node": nodes, **more}.items() if text}
+
+
+def _nodes(text: str) -> str:
+    """Addresses with commas between; PySpark makes text of a list in Python's words."""
+    given = text[1:-1].replace('"', "").replace("'", "") if text[:2] in {"['", '["'} else text
+    try:
+        return ",".join(addresses_of(given))
+    except Rejected as error:
+        raise OptionRefused(
+            f"node can't be {text!r}: {error.message}",
+            hint='Give .option("node", "host:port"), or several with commas between.',
+        ) from error
 
 
 def _names() -> list[str]:

@@ -19,7 +19,7 @@ from lowmark.frames.carrying import Carried, worded
 from lowmark.frames.columns import arrow_schema, check_columns, fitted
 from lowmark.frames.errors import OptionRefused
 from lowmark.frames.filters import taken
-from lowmark.frames.opening import opened
+from lowmark.frames.opening import Part, opened, opened_for, planned
 from lowmark.frames.options import Options
 from lowmark.frames.positions import Stretch, offsets_of, stretches, views_of
 from lowmark.table import OFFSET
@@ -70,7 +70,7 @@ def checked_reader(table: Table, options: Options, schema: StructType) -> Reader
 
 
 @dataclass
-class Whole(InputPartition):
+class Whole(Part):
     """One partition of a table as of a time, or rows of it from an offset on, up to another."""
 
     number: int
@@ -100,11 +100,13 @@ class TableReader(Carried, DataSourceReader):
             if options.as_of is None:
                 time = table.snapshot().time
             if options.firsts is not None:
-                return [Whole(number, time, first) for number, first in options.firsts.items()]
+                firsts = options.firsts.items()
+                parts = [Whole(number, time, first) for number, first in firsts]
+                return planned(parts, options, database)
             ends = {number: view.end for number, view in views_of(database, table).items()}
             if max(ends.values()) <= SPLIT_ROWS and options.tasks_min <= len(ends):
-                return [Whole(number, time) for number in ends]
-            return _split(table, time, options.tasks_min)
+                return planned([Whole(number, time) for number in ends], options, database)
+            return planned(_split(table, time, options.tasks_min), options, database)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition."""
@@ -114,7 +116,7 @@ class TableReader(Carried, DataSourceReader):
         for some in _of_offsets(partition):
             where = some if where is None else where & some
         with (
-            opened(options) as database,
+            opened_for(partition, options) as database,
             database[options.table].read(
                 columns=columns,
                 as_of=partition.time,
@@ -187,7 +189,8 @@ class LogReader(Carried, DataSourceReader):
             end = "latest" if options.end is None else options.end
             starts = offsets_of(start, table, views, end=False)
             ends = offsets_of(end, table, views, end=True)
-            return stretches(starts, ends, tasks_min=options.tasks_min)
+            parts = stretches(starts, ends, tasks_min=options.tasks_min)
+            return planned(parts, options, database)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one stretch."""
@@ -205,7 +208,7 @@ def log_rows(
     """Rows of the log, by offsets."""
     number = stretch.number
     with (
-        opened(options) as database,
+        opened_for(stretch, options) as database,
         database[options.table].read(
             columns=wanted.names,
             start={number: stretch.first},

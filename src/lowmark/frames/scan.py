@@ -37,7 +37,7 @@ from lowmark.client.looking_back import AsOfReader, LedgerRows
 from lowmark.convert.times import TimeLike
 from lowmark.frames.columns import spark_schema
 from lowmark.frames.opening import opened
-from lowmark.frames.options import Options
+from lowmark.frames.options import Options, placed_at
 from lowmark.ledger import LedgerFile
 from lowmark.table import SYSTEM_COLUMNS, Mask, Shape
 
@@ -65,7 +65,7 @@ def table(
     name: str,
     *,
     path: str = "",
-    node: str = "",
+    node: str | Sequence[str] = "",
     columns: str | Sequence[str] | None = None,
     as_of: TimeLike | None = None,
 ) -> Any:
@@ -74,8 +74,7 @@ def table(
     It gives what `spark.read.format("lowmark")` gives with `path` or `node`, and is several times
     as fast where the table was compacted. Executors must be able to read the ledger's files.
     """
-    given = {"path": path, "node": node, "table": name}
-    options = Options.read({key: text for key, text in given.items() if text})
+    options = Options.read(placed_at(path, node, table=name))
     database = opened(options)
     try:
         with database[name].read(

@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any, Final
 
@@ -41,8 +42,8 @@ from lowmark.formatting import shown
 from lowmark.frames.carrying import Carried, worded
 from lowmark.frames.columns import arrow_schema
 from lowmark.frames.errors import ColumnsMissing, ModeRefused
-from lowmark.frames.opening import check_writable, opened
-from lowmark.frames.options import Options
+from lowmark.frames.opening import check_writable, knowing, opened
+from lowmark.frames.options import Options, placed_at
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +55,10 @@ _TOGETHER_BYTES: Final = 16 << 20
 class _Message(WriterCommitMessage):
     """What a task has staged, and for which query."""
 
-    def __init__(self, query: str, staged: Staged | None) -> None:
+    def __init__(self, query: str, node: str, staged: Staged | None) -> None:
         self.query = query
+        self.node = node
+        """All nodes that are known: where the commit may be made, if the one named is away."""
         self.staged = staged
         """None: it had no rows."""
 
@@ -67,10 +70,9 @@ class BatchWriter(Carried, DataSourceArrowWriter):
     def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
         if overwrite:
             raise ModeRefused
-        self._options = options
         self._family = drawn_family()
         check_writable(options)
-        _check_columns(options, schema)
+        self._options = _checked(options, schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> _Message:
         """In a task."""
@@ -102,7 +104,7 @@ class StreamWriter(Carried, DataSourceStreamArrowWriter):
         self._family = drawn_family()
         check_writable(options)
         if not _commits():  # what tasks have staged is stored, whatever becomes of columns since
-            _check_columns(options, schema)
+            self._options = _checked(options, schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> _Message:
         """In a task."""
@@ -140,7 +142,7 @@ def upsert(
     table: str,
     *,
     path: str = "",
-    node: str = "",
+    node: str | Sequence[str] = "",
     query: str = "",
     epoch: int | None = None,
     fail_on_missing_columns: bool = False,
@@ -154,8 +156,7 @@ def upsert(
     `fail_on_missing_columns`.
     """
     number = "" if epoch is None else str(epoch)
-    named = {"path": path, "node": node, "table": table, "txnAppId": query, "txnVersion": number}
-    given = {name: text for name, text in named.items() if text}
+    given = placed_at(path, node, table=table, txnAppId=query, txnVersion=number)
     if fail_on_missing_columns:
         given["failOnMissingColumns"] = "true"
     with opened(Options.write(given)) as database:
@@ -165,9 +166,9 @@ def upsert(
     df.write.format("lowmark").options(**given).mode("append").save()
 
 
-def _check_columns(options: Options, schema: StructType) -> None:
+def _checked(options: Options, schema: StructType) -> Options:
     """Refuse columns that the table does not have, before any task runs; and rows that do not have
-    all columns of the table, if they must.
+    all columns of the table, if they must. Gives the options as tasks should have them.
     """
     with opened(options, writes=True) as database:
         table = database[options.table]
@@ -175,6 +176,7 @@ def _check_columns(options: Options, schema: StructType) -> None:
         missing = [name for name in table.schema.names if name not in schema.names]
         if missing and options.whole_rows:
             raise ColumnsMissing(table.name, missing)
+        return knowing(options, database)
 
 
 def _commits() -> bool:
@@ -190,7 +192,7 @@ def _staged(options: Options, family: int, batches: Iterator[pa.RecordBatch]) ->
     number = attempt_number(family, context.taskAttemptId())
     first = next((batch for batch in batches if batch.num_rows), None)
     if first is None:
-        return _Message(query, None)
+        return _Message(query, options.node, None)
     with (
         opened(options, writes=True) as database,
         (table := database[options.table]).stage(number=number) as stage,
@@ -202,7 +204,7 @@ def _staged(options: Options, family: int, batches: Iterator[pa.RecordBatch]) ->
             row = together.row(error.row, table.key or table.schema.names)
             error.detail = f"It is of partition {context.partitionId()} of the frame: {row}."
             raise
-        return _Message(query, stage.staged())
+        return _Message(query, options.node, stage.staged())
 
 
 class _Together(Iterator[pa.RecordBatch]):
@@ -244,7 +246,7 @@ def _commit(
 ) -> None:
     staged = _of(messages)
     keep_ms = ONCE_MS if query.startswith("once:") else STREAM_MS
-    with opened(options, writes=True) as database:
+    with opened(_known(options, messages), writes=True) as database:
         table = database[options.table]
         committed = table.commit(staged, query=query, epoch=epoch, keep_ms=keep_ms)
     if committed.repeated:
@@ -266,10 +268,16 @@ def _discard(
     ends that. What can't be dropped now goes after a day.
     """
     try:
-        with opened(options, writes=True) as database:
+        with opened(_known(options, messages), writes=True) as database:
             database[options.table].discard(_of(messages), query=query, epoch=epoch)
     except LowmarkError as error:
         logger.warning("staged rows were not dropped", extra={"reason": error.message})
+
+
+def _known(options: Options, messages: Sequence[WriterCommitMessage | None]) -> Options:
+    """With all nodes that tasks knew of."""
+    found = {one.node for one in messages if isinstance(one, _Message) and one.node}
+    return replace(options, node=min(found, default=options.node))
 
 
 def _of(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:

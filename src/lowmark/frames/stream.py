@@ -52,7 +52,7 @@ from lowmark.errors import LowmarkError, Unavailable
 from lowmark.frames.carrying import Carried, worded
 from lowmark.frames.columns import arrow_schema
 from lowmark.frames.errors import OtherTable, StreamBehind
-from lowmark.frames.opening import opened
+from lowmark.frames.opening import opened, planned
 from lowmark.frames.options import IDLE_EXPIRY_MS, Options
 from lowmark.frames.positions import Stretch, offsets_of, stretches, views_of
 from lowmark.frames.reading import checked_reader, log_rows
@@ -240,7 +240,8 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._check(end)
         starts = self._starts(start, end)
         ends, tasks_min = offsets_in(end), self._options.tasks_min
-        return stretches(starts, ends, tasks_min=tasks_min, cursor=end[CURSOR])
+        parts = stretches(starts, ends, tasks_min=tasks_min, cursor=end[CURSOR])
+        return planned(parts, self._options, self._open())
 
     def _starts(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> dict[int, int]:
         """Where a batch begins, whose rows are held, and whose columns are there."""
