@@ -76,7 +76,7 @@ def changed_batches(options: Options, wanted: pa.Schema, some: Range) -> Iterato
             on_gap="raise" if options.fail_on_loss else "skip",
         ) as reader,
     ):
-        yield from fitted(reader, wanted)
+        yield from fitted(reader, wanted, table=options.table)
 
 
 def changed_rows(options: Options, schema: StructType) -> Iterator[tuple[Any, ...]]:
@@ -92,7 +92,7 @@ def changed_rows(options: Options, schema: StructType) -> Iterator[tuple[Any, ..
             net=options.net,
             columns=_own_columns(wanted),
         ) as reader:
-            for batch in fitted(reader, wanted):
+            for batch in fitted(reader, wanted, table=options.table):
                 rows = batch.to_pylist()
                 convert_rows(rows, converts)
                 yield from (tuple(row.values()) for row in rows)

@@ -15,6 +15,19 @@ class SchemaRefused(Rejected):
     """Columns that the table does not have, or has in another type."""
 
 
+class ColumnChanged(Rejected):
+    """A value that does not fit the type that its column had when the query began."""
+
+    def __init__(self, table: str, column: str, *, then: str, now: str, why: str) -> None:
+        super().__init__(
+            f"column {column} of table {table} was made {now} while the query ran, which began when"
+            f" it was {then}: a value does not fit ({why})",
+            detail="A query keeps the types that it began with, as long as all values fit.",
+            hint="Start the query again: it then has the columns as they are now, and goes on from"
+            " its checkpoint, without a gap.",
+        )
+
+
 class ColumnsMissing(Rejected):
     """Rows that do not have all columns of the table, where they must."""
 

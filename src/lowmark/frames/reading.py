@@ -16,13 +16,13 @@ from lowmark.client import GapFound, Reader, Table
 from lowmark.client.changes import FEED_COLUMNS
 from lowmark.client.looking_back import AsOfReader
 from lowmark.frames.carrying import Carried, worded
-from lowmark.frames.columns import arrow_schema, check_columns, fitted
+from lowmark.frames.columns import arrow_schema, check_columns, fitted, named
 from lowmark.frames.errors import OptionRefused
 from lowmark.frames.filters import taken
 from lowmark.frames.opening import Part, opened, opened_for, planned
 from lowmark.frames.options import Options
 from lowmark.frames.positions import Stretch, offsets_of, stretches, views_of
-from lowmark.table import OFFSET
+from lowmark.table import OFFSET, SYSTEM_COLUMNS
 
 logger = logging.getLogger(__name__)
 
@@ -41,13 +41,20 @@ def empty_reader(table: Table, options: Options, *, columns: Sequence[str] | Non
     if options.feed:
         names = options.columns if columns is None else columns
         own = [name for name in names or ["*"] if name not in FEED_COLUMNS]
+        if columns is None:
+            own = [named(name, table.schema.names) for name in own]
         whole = "*" in own
         return table.changes("latest", columns=None if whole else own, partitions=[0])
     as_of = "now" if options.as_of is None else options.as_of
     if columns is None and options.columns is not None:
         with empty_reader(table, options, columns=[]) as reader:
             own = reader.schema.names
-        columns = [name for given in options.columns for name in (own if given == "*" else [given])]
+        known = [*own, *SYSTEM_COLUMNS]
+        columns = [
+            name
+            for given in options.columns
+            for name in (own if given == "*" else [named(given, known)])
+        ]
         twice = [name for at, name in enumerate(columns) if name in columns[:at]]
         if twice:
             raise OptionRefused(f"columns has {twice[0]} twice", hint="Name each column once.")
@@ -58,11 +65,13 @@ def empty_reader(table: Table, options: Options, *, columns: Sequence[str] | Non
     return table.read(columns=columns or None, as_of=as_of, partitions=[0], limit=0)
 
 
-def checked_reader(table: Table, options: Options, schema: StructType) -> Reader:
+def checked_reader(
+    table: Table, options: Options, schema: StructType, *, running: bool = False
+) -> Reader:
     """A reader without rows of the columns that Spark wants; refused, if their types are others."""
     reader = empty_reader(table, options, columns=schema.names)
     try:
-        check_columns(schema, reader.schema, table=table.name)
+        check_columns(schema, reader.schema, table=table.name, running=running)
     except BaseException:
         reader.close()
         raise
@@ -124,7 +133,7 @@ class TableReader(Carried, DataSourceReader):
                 where=where,
             ) as reader,
         ):
-            yield from fitted(reader, self._wanted)
+            yield from fitted(reader, self._wanted, table=options.table)
 
 
 def _of_offsets(part: Whole) -> Iterator[pc.Expression]:
@@ -217,7 +226,7 @@ def log_rows(
             on_gap=on_gap,
         ) as reader,
     ):
-        yield from fitted(reader, wanted)
+        yield from fitted(reader, wanted, table=options.table)
         for gap in reader.gaps:
             if gap.kind == "lost" and options.fail_on_loss:
                 raise GapFound(gap)

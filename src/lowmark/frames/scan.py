@@ -35,7 +35,7 @@ from lowmark.backend.values import Hold
 from lowmark.client import Database
 from lowmark.client.looking_back import AsOfReader, LedgerRows
 from lowmark.convert.times import TimeLike
-from lowmark.frames.columns import spark_schema
+from lowmark.frames.columns import named, spark_schema
 from lowmark.frames.opening import opened
 from lowmark.frames.options import Options, placed_at
 from lowmark.ledger import LedgerFile
@@ -78,7 +78,8 @@ def table(
     database = opened(options)
     try:
         with database[name].read(
-            columns=columns, as_of="now" if as_of is None else as_of
+            columns=_own(columns, database[name].schema.names),
+            as_of="now" if as_of is None else as_of,
         ) as reader:
             assert isinstance(reader, AsOfReader)
             frame, held = _frame(spark, options, database, reader)
@@ -89,6 +90,14 @@ def table(
     while len(_held) > FRAMES_HELD:
         _held.popleft().close()
     return frame
+
+
+def _own(columns: str | Sequence[str] | None, names: Sequence[str]) -> list[str] | None:
+    """Columns by the names that they have in the table."""
+    if columns is None:
+        return None
+    given = [columns] if isinstance(columns, str) else columns
+    return [named(one, [*names, *SYSTEM_COLUMNS]) for one in given]
 
 
 def release_frames() -> None:

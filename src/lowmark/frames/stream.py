@@ -246,7 +246,7 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def _starts(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> dict[int, int]:
         """Where a batch begins, whose rows are held, and whose columns are there."""
         self._planned = True
-        checked_reader(self._table(), self._options, self._schema).close()
+        checked_reader(self._table(), self._options, self._schema, running=True).close()
         again = end[CURSOR] != start[CURSOR]
         starts = self._starts_again(end[CURSOR]) if again else offsets_in(start)
         self._hold(end[CURSOR], starts)
