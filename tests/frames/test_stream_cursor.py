@@ -125,6 +125,32 @@ def test_a_run_of_available_now_takes_its_cursor_along_when_it_has_all(
     assert orders.cursors.list() == []
 
 
+@pytest.mark.parametrize("options", [{}, {"cursor": "audit"}], ids=["drawn", "named"])
+def test_a_run_of_changes_that_has_all_holds_no_history(
+    db: Database, orders: Table, start: Start, options: dict[str, str]
+) -> None:
+    # given a run of availableNow that has taken all there was, and whose process is not gone yet
+    appended(orders, 1, 2, 3)
+    reader = start(**FEED, **options)
+    place = take(reader, None)
+    # then the low watermark moves on, and so it does when a later batch of it is done
+    for number in (4, 5):
+        appended(orders, number)
+        now = orders.snapshot().time
+        assert db.advance_watermark(now).after == now
+        reader.commit(place)
+    # and the next run holds it while it has something to read
+    again = start(**FEED, **options)
+    again.prepareForTriggerAvailableNow()
+    end = again.latestOffset(place, ReadAllAvailable())
+    held = db.advance_watermark(orders.snapshot().time)
+    assert held.after < orders.snapshot().time
+    again.partitions(place, end)
+    assert again.latestOffset(end, ReadAllAvailable()) == end
+    later = orders.snapshot().time
+    assert db.advance_watermark(later).after == later
+
+
 def test_a_run_of_available_now_that_goes_on_beside_another_source_has_a_cursor(
     orders: Table, start: Start
 ) -> None:

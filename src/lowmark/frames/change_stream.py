@@ -109,12 +109,25 @@ class ChangeStreamReader(StreamReader):
     def commit(self, end: dict[str, Any]) -> None:
         """What lies before the end of a batch is needed no more, and how it was then is needed."""
         super().commit(end)
-        self._keep(end.get(VERSION))
+        if self._history is not None:  # else the next batch takes it
+            self._keep(end.get(VERSION))
 
     def stop(self) -> None:
         """The query has ended."""
         self._history = None  # it ends with the database
         super().stop()
+
+    def _end_run(self) -> None:
+        """Nothing is to be read again, so no history is held, also where the cursor has a name and
+        stays. Spark kills this process, and a server would keep the hold until it misses it.
+        """
+        self._let_go()
+        super()._end_run()
+
+    def _let_go(self) -> None:
+        if self._history is not None:
+            self._open().backend.release(self._history)
+            self._history = None
 
     def _rest(self, starts: Mapping[int, int]) -> None:
         """Nothing is there for now: the table is as it was, so hold it as it is now."""
@@ -133,8 +146,7 @@ class ChangeStreamReader(StreamReader):
             hold = backend.hold_history(max(version or 0, watermark), why)
         except BelowWatermark:
             hold = backend.hold_history(backend.watermark(latest=True).value, why)
-        if self._history is not None:
-            backend.release(self._history)
+        self._let_go()
         self._history, self._kept_at = hold, time.monotonic()
 
     # -- where tasks run --------------------------------------------------------------------------
