@@ -85,6 +85,20 @@ class StreamBehind(Conflict):
         self.cut = dict(cut)
 
 
+class CursorShared(Conflict):
+    """Two readers that move one cursor."""
+
+    def __init__(self, table: str, cursor: str) -> None:
+        super().__init__(
+            f"cursor {cursor!r} of table {table} was moved by another reader while this stream ran",
+            detail="A cursor holds what one reader has not done. The other reader is ahead, so rows"
+            " that this stream has not read yet may go before it has.",
+            hint='Give each query a cursor of its own: .option("cursor", NAME), or leave it out.'
+            " Started again with a name that no other query uses, this one goes on from its"
+            " checkpoint.",
+        )
+
+
 class WorkerMissing(Unavailable):
     """A plan that no worker has carried out in time."""
 

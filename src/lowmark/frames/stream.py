@@ -22,6 +22,10 @@ between ends the query by name (`StreamBehind`), unless the user has said that i
 same (`failOnDataLoss`).
 
 Spark says that a batch is done when it plans the next one, so the cursor is a batch behind.
+
+A cursor is of one query. If two have named the same one, it holds only what the faster one needs;
+the other finds, when a batch is done, that its cursor is not where it has left it, and ends
+(`CursorShared`). No row is passed over by that: each query goes by its own checkpoint.
 """
 
 from __future__ import annotations
@@ -51,7 +55,7 @@ from lowmark.client import Database, GapFound, Table, TableCursor
 from lowmark.errors import LowmarkError, Unavailable
 from lowmark.frames.carrying import Carried, worded
 from lowmark.frames.columns import arrow_schema
-from lowmark.frames.errors import OtherTable, StreamBehind
+from lowmark.frames.errors import CursorShared, OtherTable, StreamBehind
 from lowmark.frames.opening import opened, planned
 from lowmark.frames.options import IDLE_EXPIRY_MS, Options
 from lowmark.frames.positions import Stretch, offsets_of, stretches, views_of
@@ -89,6 +93,8 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
         """When it is renewed again."""
         self._idle_ms = 0
         """How long that one may be idle; 0: for ever."""
+        self._stands: Mapping[int, int] | None = None
+        """Where this process has seen its cursor last; None: it has not looked."""
         self._planned = False
         """Whether a batch was planned here."""
 
@@ -103,7 +109,8 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
         """
         if self._initial is None:
             cursor = self._options.cursor or drawn_name()
-            self._initial = self._offset(cursor, self._cursor_at(cursor) or self._begin(cursor))
+            self._stands = self._cursor_at(cursor) or self._begin(cursor)
+            self._initial = self._offset(cursor, self._stands)
             self._drawn = "" if self._options.cursor else cursor
         return self._initial
 
@@ -179,7 +186,7 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
         said of it stays: it is made anew only if a partition does not know it.
         """
         try:
-            self._table().cursors.commit(cursor, starts, reset=True)
+            self._stands = self._table().cursors.commit(cursor, starts, reset=True).position
         except CursorUnknown:
             self._create(cursor, starts)
             return
@@ -271,10 +278,16 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
         table, cursor, offsets = self._table(), end[CURSOR], offsets_in(end)
         try:
             table.cursors.commit(cursor, offsets)
+            self._stands = offsets
         except (CursorUnknown, CursorExpired):
             self._held = ""
             self._hold(cursor, offsets)
-        except CursorMovesBack:  # the checkpoint is older than the cursor: it was put back
+        except CursorMovesBack as error:
+            now = table.cursors.get(cursor).position
+            if self._stands is not None and now != self._stands:
+                raise CursorShared(table.name, cursor) from error
+            # The checkpoint is older than the cursor: it was put back.
+            self._stands = now
             logger.warning("a cursor is ahead of its stream", extra={"cursor": cursor})
 
     def stop(self) -> None:
