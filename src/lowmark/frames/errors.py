@@ -99,6 +99,19 @@ class CursorShared(Conflict):
         )
 
 
+class NoRecordsMax(Rejected):
+    """A session in which Spark can read no source that is written in Python."""
+
+    def __init__(self, setting: str) -> None:
+        super().__init__(
+            f"{setting} is 0: Spark reads no source in Python so",
+            detail="Elsewhere that is no limit. Spark's own worker refuses it before it asks a"
+            " source for anything.",
+            hint=f'Set a limit: spark.conf.set("{setting}", "10000"). Lowmark gives batches as they'
+            " are stored, whatever the limit is.",
+        )
+
+
 class WorkerMissing(Unavailable):
     """A plan that no worker has carried out in time."""
 

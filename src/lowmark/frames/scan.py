@@ -36,12 +36,16 @@ from lowmark.client import Database
 from lowmark.client.looking_back import AsOfReader, LedgerRows
 from lowmark.convert.times import TimeLike
 from lowmark.frames.columns import named, spark_schema
+from lowmark.frames.errors import NoRecordsMax
 from lowmark.frames.opening import opened
 from lowmark.frames.options import Options, placed_at
 from lowmark.ledger import LedgerFile
 from lowmark.table import SYSTEM_COLUMNS, Mask, Shape
 
 FRAMES_HELD: Final = 32
+RECORDS_MAX: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
+"""For the rest of Spark 0 is no limit. The workers that plan a source in Python refuse that, before
+they ask the source for anything."""
 _FILE, _WORDS, _WORD_BITS = "_lowmark_file", "_lowmark_left_out", 64
 
 
@@ -144,6 +148,8 @@ def _source(
     firsts: dict[int, int] | None,
 ) -> Any:
     """What the source gives, of all partitions or of rows from these offsets on."""
+    if int(spark.conf.get(RECORDS_MAX, "10000")) < 1:
+        raise NoRecordsMax(RECORDS_MAX)
     made = spark.read.format("lowmark").schema(schema).option("table", options.table)
     made = made.option("node", options.node) if options.node else made.option("path", options.path)
     made = made.option("versionAsOf", str(time))
