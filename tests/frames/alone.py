@@ -80,11 +80,14 @@ def sent(thing: Any) -> Any:
 
 
 @contextmanager
-def in_task(*, attempt: int = 0, partition: int = 0, query: str = "") -> Iterator[None]:
+def in_task(
+    *, attempt: int = 0, partition: int = 0, query: str = "", call: str = "start"
+) -> Iterator[None]:
     """As in a task of Spark's: what a sink asks of the task that it writes for."""
     context = TaskContext()  # from here on the process is in one
     context._taskAttemptId, context._partitionId = attempt, partition
-    context._localProperties = {"sql.streaming.queryId": query} if query else {}
+    of_query = {"sql.streaming.queryId": query, "callSite.short": f"{call} at X.java:0"}
+    context._localProperties = of_query if query else {}
     try:
         yield
     finally:

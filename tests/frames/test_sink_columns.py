@@ -12,7 +12,7 @@ import pytest
 
 from frames.alone import in_task
 from lowmark.client import Database, Table
-from lowmark.errors import ColumnRefused, ValueRefused
+from lowmark.errors import CatalogTable, ColumnRefused, OptionRefused, ValueRefused
 from lowmark.frames import LowmarkSource
 from lowmark.frames.columns import spark_schema
 
@@ -86,3 +86,15 @@ def test_a_row_without_a_change_is_named_by_its_key(
         f"row 70007, column _change: {change!r} is not a change"
     )
     assert refused.value.detail == "It is of partition 3 of the frame: o_id = 70007."
+
+
+def test_a_stream_into_a_table_of_sparks_catalog_is_refused(place: str, table: Table) -> None:
+    one = writer(place, "o_id bigint")
+    rows = pa.record_batch({"o_id": [1]})
+    with pytest.raises(CatalogTable, match=r"use start\(\)"), in_task(query="q", call="toTable"):
+        one.write(iter([rows]))
+    # and of such a table, and one of saveAsTable, Spark hands on no options when it is read
+    with pytest.raises(OptionRefused) as refused:
+        LowmarkSource({"provider": "lowmark", "owner": "me"}).schema()
+    assert "also one of saveAsTable, writeTo or toTable" in refused.value.detail
+    assert "Write by save() and start()" in refused.value.hint

@@ -55,6 +55,19 @@ class ModeRefused(Rejected):
         )
 
 
+class CatalogTable(Rejected):
+    """A stream into a table of Spark's catalog."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "toTable can't be used with lowmark: use start()",
+            detail="It makes a table in Spark's catalog, which keeps no options for a source that"
+            " is written in Python: its rows would not be found there.",
+            hint='Name the table of Lowmark by .option("table", NAME), and call start(). Drop what'
+            " Spark has made: DROP TABLE NAME.",
+        )
+
+
 class OtherTable(Rejected):
     """A checkpoint of a table that was dropped."""
 

@@ -41,13 +41,17 @@ from lowmark.errors import LowmarkError, Rejected
 from lowmark.formatting import shown
 from lowmark.frames.carrying import Carried, worded
 from lowmark.frames.columns import arrow_schema
-from lowmark.frames.errors import ColumnsMissing, ModeRefused
+from lowmark.frames.errors import CatalogTable, ColumnsMissing, ModeRefused
 from lowmark.frames.opening import check_writable, knowing, opened
 from lowmark.frames.options import Options, placed_at
 
 logger = logging.getLogger(__name__)
 
 _QUERY: Final = "sql.streaming.queryId"
+_CALL: Final = "callSite.short"
+_TO_TABLE: Final = "toTable at "
+"""By which of its methods a stream was started. Nothing else tells a source of that; of a write
+that is no stream, and over Spark Connect, nothing does."""
 _COMMITS: Final = "pyspark.sql.worker.python_streaming_sink_runner"
 _TOGETHER_BYTES: Final = 16 << 20
 
@@ -189,6 +193,8 @@ def _staged(options: Options, family: int, batches: Iterator[pa.RecordBatch]) ->
     context = TaskContext.get()
     assert context is not None
     query = context.getLocalProperty(_QUERY) or ""
+    if (context.getLocalProperty(_CALL) or "").startswith(_TO_TABLE):
+        raise CatalogTable
     number = attempt_number(family, context.taskAttemptId())
     first = next((batch for batch in batches if batch.num_rows), None)
     if first is None:
