@@ -34,16 +34,15 @@ class Session:
         self._last: Finishing | None = None
         self._behind = False
         _open.add(self)
+        _close_first()
 
     def finish_last(self, one: Finishing, *, behind: bool = False) -> None:
         """Have something finished behind all others, before the backend is closed or `behind` it:
         what lets other processes in.
         """
         self._last, self._behind = one, behind
-        # A server of Flight's ends itself when the interpreter does, and waits for its clients;
-        # hooks go backwards, so this one comes before that.
-        atexit.unregister(_close_all)
-        atexit.register(_close_all)
+        # A server of Flight's ends itself when the interpreter does, and waits for its clients.
+        _close_first()
 
     def close(self) -> None:
         """Finish what is under way, and close the backend. Closing twice is fine."""
@@ -65,9 +64,16 @@ def _nothing() -> None:
     pass
 
 
-@atexit.register
 def _close_all() -> None:
-    # Before the backends are closed, which was registered before this.
     for one in list(_open):
         with contextlib.suppress(LowmarkError):
             one.close()
+
+
+def _close_first() -> None:
+    """Have sessions closed before anything that is there by now: their backends close themselves
+    when the interpreter ends, and what producers still have is handed to them before. Hooks go
+    backwards, and modules may be imported in any order.
+    """
+    atexit.unregister(_close_all)
+    atexit.register(_close_all)
