@@ -37,7 +37,7 @@ from lowmark.client.looking_back import AsOfReader, LedgerRows
 from lowmark.convert.times import TimeLike
 from lowmark.frames.columns import named, spark_schema
 from lowmark.frames.errors import NoRecordsMax
-from lowmark.frames.opening import opened
+from lowmark.frames.opening import knowing, opened
 from lowmark.frames.options import Options, placed_at
 from lowmark.ledger import LedgerFile
 from lowmark.table import SYSTEM_COLUMNS, Mask, Shape
@@ -80,6 +80,7 @@ def table(
     """
     options = Options.read(placed_at(path, node, table=name))
     database = opened(options)
+    options = knowing(options, database)
     try:
         with database[name].read(
             columns=_own(columns, database[name].schema.names),

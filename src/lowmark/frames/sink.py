@@ -163,10 +163,13 @@ def upsert(
     given = placed_at(path, node, table=table, txnAppId=query, txnVersion=number)
     if fail_on_missing_columns:
         given["failOnMissingColumns"] = "true"
-    with opened(Options.write(given)) as database:
+    options = Options.write(given)
+    with opened(options) as database:
         if not database[table].key:
             hint = 'Append to it: df.write.format("lowmark").mode("append").'
             raise Rejected(f"table {table} has no key", hint=hint)
+        if node:
+            given["node"] = knowing(options, database).node
     df.write.format("lowmark").options(**given).mode("append").save()
 
 
