@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark import TaskContext
 from pyspark.serializers import CloudPickleSerializer
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from lowmark.frames import LowmarkSource
 from lowmark.frames.columns import arrow_schema
@@ -77,6 +78,32 @@ def run(
 def sent(thing: Any) -> Any:
     """As a task gets it."""
     return pickle.loads(CloudPickleSerializer().dumps(thing))  # type: ignore[no-untyped-call]  # noqa: S301
+
+
+def written(
+    reader: Any,
+    schema: Any,
+    into: Mapping[str, str],
+    number: int,
+    start: dict[str, Any],
+    *,
+    when_planned: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """A batch of a stream from one table into another, as Spark has it: planned, staged by tasks,
+    committed by a process of its own. Gives where it ends.
+    """
+    end: dict[str, Any] = reader.latestOffset(start, ReadAllAvailable())
+    parts, task = reader.partitions(start, end), sent(reader)
+    sink = LowmarkSource(dict(into))
+    writer = sent(sink.streamWriter(schema, False))
+    when_planned()
+    messages = []
+    for attempt, part in enumerate(parts):
+        with in_task(attempt=attempt, query="q"):
+            messages.append(writer.write(task.read(sent(part))))
+    sink.streamWriter(schema, False).commit(messages, number)
+    reader.commit(end)
+    return end
 
 
 @contextmanager

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 from typer.testing import CliRunner
 
 import lowmark
 from clusters.ports import free_ports
-from frames.alone import in_task, sent
+from frames.alone import written
 from lowmark.backend.connection import addresses_of
 from lowmark.cli.app import app
 from lowmark.errors import NodeUnreachable, Rejected
@@ -96,29 +95,15 @@ def test_a_stream_that_reads_and_writes_goes_on_through_the_loss_of_a_node(
     schema = source.schema()
     reader: Any = source.streamReader(schema)
 
-    def batch(number: int, start: dict[str, Any], lost: Server | None = None) -> dict[str, Any]:
-        end: dict[str, Any] = reader.latestOffset(start, ReadAllAvailable())
-        parts = reader.partitions(start, end)
-        sink = LowmarkSource({**place, "table": "copy"})
-        task = sent(sink.streamWriter(schema, False))
-        if lost is not None:  # a node, while the tasks of the batch are on their way
-            lost.close()
-        messages = []
-        for attempt, part in enumerate(parts):
-            with in_task(attempt=attempt, query="q"):
-                messages.append(task.write(reader.read(part)))
-        sink.streamWriter(schema, False).commit(messages, number)
-        reader.commit(end)
-        return end
-
+    into = {**place, "table": "copy"}
     try:
-        place_now = batch(0, reader.initialOffset())
-        # when the first of them is lost within a batch
+        at = written(reader, schema, into, 0, reader.initialOffset())
+        # when the first of them is lost while the tasks of a batch are on their way
         served.db["orders"].append([{"id": 100, "status": "new"}])
-        place_now = batch(1, place_now, lost=served.server)
+        at = written(reader, schema, into, 1, at, when_planned=served.server.close)
         # then that batch is stored, and so is the next one
         served.db["orders"].append([{"id": 101, "status": "new"}])
-        batch(2, place_now)
+        written(reader, schema, into, 2, at)
     finally:
         reader.stop()
     assert served.db["copy"].count() == served.db["orders"].count() == 12
