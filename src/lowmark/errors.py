@@ -133,8 +133,8 @@ _DEFINED_IN = {
     "lowmark.client": "ArgumentRefused ChangesGone GapFound",
     "lowmark.export.errors": "ColumnUnfit DestinationRefused",
     "lowmark.frames.errors": (
-        "ColumnsMissing ModeRefused OptionRefused OtherTable SchemaRefused StreamBehind"
-        " WorkerMissing"
+        "CatalogTable ColumnChanged ColumnsMissing CursorShared ModeRefused NoRecordsMax"
+        " OptionRefused OtherTable SchemaRefused StreamBehind WorkerMissing"
     ),
     "lowmark.spark.errors": (
         "JavaMissing JavaTooOld MasterNotReached NoExecutors SessionRefused SparkGone"

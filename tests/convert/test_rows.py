@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import UserDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -60,6 +60,37 @@ def test_a_required_column_that_nobody_gives_is_named(rows: object) -> None:
     with pytest.raises(ColumnRefused, match="column id is required") as refused:
         coerced(rows)
     assert refused.value.column == "id"
+
+
+@pytest.mark.parametrize("count", [0, 1])
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda table: table,
+        lambda table: table.to_reader(),
+        lambda table: table.to_pandas(),
+        lambda table: [table],
+        lambda table: iter([table]),
+    ],
+    ids=["table", "reader", "pandas", "list", "iterator"],
+)
+def test_columns_are_looked_at_whether_there_are_rows_or_not(
+    form: Callable[[pa.Table], object], count: int
+) -> None:
+    for columns, why in (
+        ({"id": ["a"], "zip": [1]}, "the table has no column zip"),
+        ({"qty": [1]}, "column id is required"),
+    ):
+        with pytest.raises(ColumnRefused, match=why):
+            coerced(form(pa.table(columns).slice(0, count)))
+    # and of rows that may all be deletes, a key is enough; what has no columns has no wrong ones
+    assert (
+        coerced(form(pa.table({"id": ["a"]}).slice(0, count)))
+        == [{"id": "a", "status": "new", "amount": None, "qty": None}][:count]
+    )
+    deletes = pa.table({"a": [1], "b": ["x"], "_change": ["delete"]}).slice(0, count)
+    assert len(coerced(form(deletes), PAIR, key=PAIR_KEY, changes=True)) == count
+    assert coerced(form(pa.table({}))) == []
 
 
 def test_a_required_column_that_one_row_lacks_is_named_with_the_row() -> None:

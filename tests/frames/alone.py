@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark import TaskContext
 from pyspark.serializers import CloudPickleSerializer
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from lowmark.frames import LowmarkSource
 from lowmark.frames.columns import arrow_schema
@@ -56,11 +59,9 @@ def run(
             end = _offset(checkpoint, number)
             if number:
                 reader.commit(_offset(checkpoint, number - 1))
-            sent = CloudPickleSerializer().dumps(reader)  # type: ignore[no-untyped-call]
+            task = sent(reader)
             batches = [
-                batch
-                for part in reader.partitions(start, end)
-                for batch in pickle.loads(sent).read(pickle.loads(pickle.dumps(part)))  # noqa: S301
+                batch for part in reader.partitions(start, end) for batch in task.read(sent(part))
             ]
             rows = pa.Table.from_batches(batches, arrow_schema(schema))
             if function is None:
@@ -72,6 +73,52 @@ def run(
             start, number = end, number + 1
     finally:
         reader.stop()
+
+
+def sent(thing: Any) -> Any:
+    """As a task gets it."""
+    return pickle.loads(CloudPickleSerializer().dumps(thing))  # type: ignore[no-untyped-call]  # noqa: S301
+
+
+def written(
+    reader: Any,
+    schema: Any,
+    into: Mapping[str, str],
+    number: int,
+    start: dict[str, Any],
+    *,
+    when_planned: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """A batch of a stream from one table into another, as Spark has it: planned, staged by tasks,
+    committed by a process of its own. Gives where it ends.
+    """
+    end: dict[str, Any] = reader.latestOffset(start, ReadAllAvailable())
+    parts, task = reader.partitions(start, end), sent(reader)
+    sink = LowmarkSource(dict(into))
+    writer = sent(sink.streamWriter(schema, False))
+    when_planned()
+    messages = []
+    for attempt, part in enumerate(parts):
+        with in_task(attempt=attempt, query="q"):
+            messages.append(writer.write(task.read(sent(part))))
+    sink.streamWriter(schema, False).commit(messages, number)
+    reader.commit(end)
+    return end
+
+
+@contextmanager
+def in_task(
+    *, attempt: int = 0, partition: int = 0, query: str = "", call: str = "start"
+) -> Iterator[None]:
+    """As in a task of Spark's: what a sink asks of the task that it writes for."""
+    context = TaskContext()  # from here on the process is in one
+    context._taskAttemptId, context._partitionId = attempt, partition
+    of_query = {"sql.streaming.queryId": query, "callSite.short": f"{call} at X.java:0"}
+    context._localProperties = of_query if query else {}
+    try:
+        yield
+    finally:
+        TaskContext._taskContext = None
 
 
 def _last(log: Path) -> int:

@@ -21,6 +21,26 @@ def test_kafkas_name_of_the_limit_is_known() -> None:
     assert Options.read({**HERE, "maxOffsetsPerTrigger": "7"}).rows_max == 7
 
 
+def test_what_spark_and_platforms_add_by_themselves_is_no_mistake_of_the_user() -> None:
+    # given what Spark hands on to a sink of a query that has a name, and to one of saveAsTable
+    query = {"queryname": "orders_in", "checkpointlocation": "/data/checkpoint"}
+    platform = {"__v1_save_as_table_overwrite": "true", "databricks.anything": "1"}
+    # then a write is what its user has said
+    meant = Options.write(HERE, stream=True)
+    assert Options.write({**HERE, **query, **platform}, stream=True) == meant
+    assert Options.write({**HERE, **query, **platform}) == meant
+    assert Options.read({**HERE, **platform}) == Options.read(HERE)
+    # and so it is if options of other sinks say what this one does in any case
+    same = {"mergeSchema": "False", "overwriteSchema": "false", "outputMode": "append"}
+    assert Options.write({**HERE, **same}, stream=True) == meant
+    for name in same:
+        with pytest.raises(OptionRefused, match=f"{name} can't be 'true' in a write to a table"):
+            Options.write({**HERE, name: "true"})
+    # and several paths are no typing error
+    with pytest.raises(OptionRefused, match="one table, and several paths were given"):
+        Options.read({"paths": '["/a","/b"]', "table": "orders"})
+
+
 @pytest.mark.parametrize(
     ("text", "meant"),
     [("earliest", "earliest"), ("latest", "latest"), ('{"0": 17, "1": -2}', {0: 17, 1: -2})],

@@ -228,6 +228,7 @@ def stream(spark: Any, place: str, checkpoint: Path, **options: str) -> None:
         .load()
         .writeStream.format("lowmark")
         .options(path=place, table="t", checkpointLocation=str(checkpoint))
+        .queryName("orders_in")  # Spark hands that on to the sink as an option
         .trigger(availableNow=True)
         .start()
     )

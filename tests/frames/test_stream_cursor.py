@@ -15,13 +15,13 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from eventually import eventually
 from lowmark.client import Database, Table
 from lowmark.client.cursors import Cursors
-from lowmark.errors import StreamBehind
+from lowmark.errors import CursorShared, StreamBehind
 from lowmark.frames.change_stream import ChangeStreamReader
 from lowmark.frames.columns import spark_schema
 from lowmark.frames.options import IDLE_EXPIRY_MS, Options
 from lowmark.frames.positions import Stretch
 from lowmark.frames.reading import schema_of
-from lowmark.frames.stream import RENEWS_S, RETRIES_S, StreamReader
+from lowmark.frames.stream import RENEWS_S, RETRIES_S, StreamReader, offsets_in
 from lowmark.group import OutcomeUnknown
 from lowmark.table import DeleteCursor, MembersBehind
 
@@ -123,6 +123,66 @@ def test_a_run_of_available_now_takes_its_cursor_along_when_it_has_all(
     # and so is a run that finds nothing
     assert take(start(**options), end) == end
     assert orders.cursors.list() == []
+
+
+@pytest.mark.parametrize("options", [{}, FEED], ids=["rows", "changes"])
+def test_of_two_streams_with_one_cursor_the_slower_one_ends_by_name(
+    orders: Table, start: Start, options: dict[str, str]
+) -> None:
+    # given two queries that have named the same cursor
+    fast, slow = start(cursor="audit", **options), start(cursor="audit", **options)
+    begun = fast.initialOffset()
+    assert slow.initialOffset() == begun
+
+    def planned(reader: StreamReader, place: dict[str, Any]) -> dict[str, Any]:
+        end = reader.latestOffset(place, ReadAllAvailable())
+        reader.partitions(place, end)
+        return end
+
+    appended(orders, 1, 2, 3)
+    first = planned(fast, begun)
+    assert offsets_in(planned(slow, begun)) == offsets_in(first)
+    appended(orders, 4, 5, 6)
+    fast.commit(first)
+    second = planned(fast, first)
+    fast.commit(second)
+    # when the one that is behind is through with a batch, then it hears of the other
+    with pytest.raises(CursorShared, match="cursor 'audit' of table orders was moved by another"):
+        slow.commit(first)
+    # and one that begins again with an older checkpoint goes on, as long as it is alone
+    again = start(cursor="audit", **options)
+    again.commit(first)
+    again.commit(second)
+    again.stop()
+    # and so does the one that is ahead
+    appended(orders, 7)
+    fast.commit(planned(fast, second))
+
+
+@pytest.mark.parametrize("options", [{}, {"cursor": "audit"}], ids=["drawn", "named"])
+def test_a_run_of_changes_that_has_all_holds_no_history(
+    db: Database, orders: Table, start: Start, options: dict[str, str]
+) -> None:
+    # given a run of availableNow that has taken all there was, and whose process is not gone yet
+    appended(orders, 1, 2, 3)
+    reader = start(**FEED, **options)
+    place = take(reader, None)
+    # then the low watermark moves on, and so it does when a later batch of it is done
+    for number in (4, 5):
+        appended(orders, number)
+        now = orders.snapshot().time
+        assert db.advance_watermark(now).after == now
+        reader.commit(place)
+    # and the next run holds it while it has something to read
+    again = start(**FEED, **options)
+    again.prepareForTriggerAvailableNow()
+    end = again.latestOffset(place, ReadAllAvailable())
+    held = db.advance_watermark(orders.snapshot().time)
+    assert held.after < orders.snapshot().time
+    again.partitions(place, end)
+    assert again.latestOffset(end, ReadAllAvailable()) == end
+    later = orders.snapshot().time
+    assert db.advance_watermark(later).after == later
 
 
 def test_a_run_of_available_now_that_goes_on_beside_another_source_has_a_cursor(

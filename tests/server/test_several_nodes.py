@@ -16,11 +16,13 @@ from pyarrow import flight
 from typer.testing import CliRunner
 
 from eventually import eventually
+from frames.alone import written
 from lowmark.backend.errors import RunUnderWay
 from lowmark.backend.spread import CopiesAway
 from lowmark.catalog import TableId
 from lowmark.cli.app import app
 from lowmark.client import Database, Reader, Table
+from lowmark.frames import LowmarkSource
 from lowmark.ledger import kernel, work
 from lowmark.node import NodeClient
 from lowmark.table import ProducerFenced
@@ -452,3 +454,30 @@ def raises(kind: type[Exception], function: Callable[[], object]) -> bool:
     except kind:
         return True
     return False
+
+
+# The shorter relative is in test_several_addresses.py: endpoints of one process.
+@pytest.mark.release
+def test_a_spark_stream_goes_on_when_the_node_that_it_names_first_is_killed(nodes: Nodes) -> None:
+    # given a stream between tables of three replicas, which names all nodes
+    db = nodes.connect(1)
+    orders, copy = (table_of(db, name, replicas=3) for name in ("streamed", "streamed_copy"))
+    place = {"node": ",".join(nodes.address(number) for number in range(3))}
+    source = LowmarkSource({**place, "table": "streamed", "startingOffsets": "earliest"})
+    schema, into = source.schema(), {**place, "table": "streamed_copy"}
+    reader: Any = source.streamReader(schema)
+    try:
+        at = reader.initialOffset()
+        for number in range(4):
+            orders.append(rows(100 * number, 100))
+            # when the first of them is killed while the tasks of a batch are on their way
+            kill = partial(nodes.kill, 0) if number == 1 else (lambda: None)
+            at = written(reader, schema, into, number, at, when_planned=kill)
+        # then each row is there once
+        assert ids(copy) == list(range(400))
+        assert ids(orders) == list(range(400))
+    finally:
+        reader.stop()
+        if 0 not in nodes.up:
+            nodes.start(0)
+        db.close()

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from lowmark.backend.connection import addresses_of
 from lowmark.backend.remote import RemoteBackend
 from lowmark.client.database import Database
-from lowmark.errors import Rejected
 
 if TYPE_CHECKING:
     from lowmark.compaction.runner import Engine
 
 
 def connect(
-    address: str,
+    address: str | Sequence[str],
     *,
     timeout_s: float = 10.0,
     spark: object = None,
@@ -21,16 +22,16 @@ def connect(
 ) -> Database:
     """Use a database that another process serves: the same API as `open` gives.
 
-    `address` is `host:port`, or `unix:PATH` for a socket of this machine. A server that is not
-    there yet, or is started again, is waited for: `timeout_s` here, and later for as long as each
-    call may take. Appends are numbered: what is sent again is stored once. `spark` and `engine`
-    are as for `open`: runs of compaction read the segments of the database, so they are made on
-    its machine.
+    `address` is `host:port`, or `unix:PATH` for a socket of this machine. Of a cluster, give
+    several, as a list or with commas between: the first of them that answers is used, and any other
+    when that one is away. A server that is not there yet, or is started again, is waited for:
+    `timeout_s` here, and later for as long as each call may take. Appends are numbered: what is
+    sent again is stored once. `spark` and `engine` are as for `open`: runs of compaction read the
+    segments of the database, so they are made on its machine.
     """
-    given: object = address
-    if not isinstance(given, str):
-        raise Rejected(f"{given!r} is not the address of a server", hint='Give text: "host:port".')
-    backend = RemoteBackend(address, timeout_s=timeout_s)
+    first, *also = addresses_of(address)
+    name = ",".join([first, *also])
+    backend = RemoteBackend(first, also=also, timeout_s=timeout_s, name=name)
     try:
         return Database(backend, spark=spark, engine=engine)
     except BaseException:

@@ -11,8 +11,9 @@ how new its catalog is. Where a server may be followed by another one, at anothe
 connection is given a way to find it (`locate`), and looks there whenever the last one is away. A
 server that is a node of a cluster says where the others are (`Welcome.members`): when it is away,
 gives no answer, or can't answer because it is cut off from the others, the first of them that says
-hello takes its place, also of one that was found by `locate`. Only what fails on the way to the
-server of now makes a connection leave it: what was under way to the one before ends with that.
+hello takes its place, also of one that was found by `locate`. So it does at the first call, where a
+user has named several. Only what fails on the way to the server of now makes a connection leave it:
+what was under way to the one before ends with that.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ _FLIGHT_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
 
 
 _ODD = re.compile(r"[\s,;/@?#]")
-"""In no name of a host: several addresses, or a URL, were given for one."""
+"""In no name of a host: it is a URL, or several addresses that are not parted by commas."""
 
 Locate: TypeAlias = Callable[[float], str]
 """Gives the address of the server that there is now, within that many seconds."""
@@ -126,11 +127,27 @@ def location_of(address: str) -> str:
     if _ODD.search(host):
         raise Rejected(
             f"{address!r} is not the address of a server",
-            hint="Give one host and its port, like 127.0.0.1:6570. A client learns of the other"
-            " nodes of a cluster by itself.",
+            hint="Give a host and its port, like 127.0.0.1:6570; of several nodes of a cluster,"
+            " with commas between.",
         )
     shown = f"[{host}]" if ":" in host else host
     return f"grpc+tcp://{shown}:{port}"
+
+
+def addresses_of(given: object) -> list[str]:
+    """The addresses that a user has named: text with commas between, or a list of them."""
+    parts: list[object] = [*given.split(",")] if isinstance(given, str) else []
+    if isinstance(given, list | tuple):
+        parts = [*given]
+    found = [one.strip() for one in parts if isinstance(one, str)]
+    if not found or len(found) < len(parts):
+        raise Rejected(
+            f"{given!r} is not the address of a server",
+            hint='Give text: "host:port". Of several nodes: "a:6570,b:6570", or a list.',
+        )
+    for one in found:
+        location_of(one)
+    return list(dict.fromkeys(found))
 
 
 def unix_path(address: str) -> str | None:
@@ -168,11 +185,14 @@ class Connection:
         timeout_s: float,
         locate: Locate | None = None,
         members: Members | None = None,
+        also: Sequence[str] = (),
         cluster: str = "",
         explain: Explain | None = None,
         on_away: Callable[[], None] = lambda: None,
     ) -> None:
+        """`also`: addresses of other nodes of its cluster, which its user has named."""
         check_fork(address)
+        self._given = {address, *also} if also else set()
         self._on_away = on_away
         self.address = address
         self._locate = locate
@@ -185,6 +205,7 @@ class Connection:
         self._on_reply = on_reply
         self._closed = False
         self.cluster = ""
+        """Its database: the same at each server that it goes to; empty until one has said it."""
         self._flight = _client(address)
         self._calls = CallStreams(lambda: self._exchange(CALLS, "calls")[:2])
         self.welcome: Welcome
@@ -283,12 +304,16 @@ class Connection:
 
     def _others(self) -> list[str]:
         """The other servers that would do, in the order in which they are tried."""
-        if not hasattr(self, "welcome"):
-            return []
+        if not hasattr(self, "welcome"):  # none has said yet where the others are
+            return in_turn(self.address, self._given)
         # (Without a function that knows this object: it is collected when it is dropped.)
-        return in_turn(
-            self.address, self.welcome.members if self._members is None else self._members()
-        )
+        members = self.welcome.members if self._members is None else self._members()
+        return in_turn(self.address, {*members, *self._given})
+
+    @property
+    def addresses(self) -> list[str]:
+        """The server of now, and the others that would do."""
+        return [self.address, *(self._others() if self._locate is None else ())]
 
     def _find_member(self, left_s: float) -> None:
         """Go to the first server that says hello, be it the one that was away."""
@@ -298,7 +323,7 @@ class Connection:
             limit_s = max(0.0, min(_MEMBER_S, ends_at - time.monotonic()))
             try:
                 welcome = _asked_hello(client, limit_s)
-                if welcome.cluster != self.cluster:
+                if welcome.cluster != self.cluster and self.cluster:
                     raise NodeUnreachable(address, why="Another database answers there now.")
             except (*_FLIGHT_ERRORS, LowmarkError):
                 if client is not self._flight:
@@ -308,7 +333,10 @@ class Connection:
             if client is not self._flight:
                 self._goes_to(address, client, leaves=True)
             return
-        raise NodeUnreachable(self.address, why="Neither does any other node of its cluster.")
+        why = "Neither does any other node of its cluster."
+        if not self.cluster:
+            why = f"Neither does any other that was named: {', '.join(self._others())}."
+        raise NodeUnreachable(self.address, why=why)
 
     def _goes_to(self, address: str, client: Any, *, leaves: bool) -> None:
         """`leaves`: the server before may go on; the next owner of a directory takes its place."""

@@ -96,12 +96,15 @@ class RemoteBackend:
         timeout_s: float = _CONNECT_S,
         locate: Locate | None = None,
         members: Members | None = None,
+        also: Sequence[str] = (),
         cluster: str = "",
         explain: Explain | None = None,
         name: str = "",
         of_node: bool = False,
     ) -> None:
-        """`of_node`: a node asks for its clients, and is told what is not there."""
+        """`also`: other nodes of its cluster, which its user has named. `of_node`: a node asks for
+        its clients, and is told what is not there.
+        """
         self._name = name or address
         self._pid = os.getpid()
         self._closed = False
@@ -142,6 +145,7 @@ class RemoteBackend:
             timeout_s=timeout_s,
             locate=locate,
             members=members,
+            also=also,
             cluster=cluster,
             explain=explain,
             on_away=_weakly(self._renew_soon),
@@ -164,6 +168,11 @@ class RemoteBackend:
         return replace(info, name=self._name, data_path=info.data_path if here else "")
 
     # -- the way there --------------------------------------------------------------------------
+
+    @property
+    def addresses(self) -> list[str]:
+        """The server of now, and those that would take its place."""
+        return self._connection.addresses
 
     @property
     def closed(self) -> bool:

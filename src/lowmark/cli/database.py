@@ -13,7 +13,7 @@ import pyarrow as pa
 import typer
 
 from lowmark import access
-from lowmark.backend.connection import location_of
+from lowmark.backend.connection import addresses_of
 from lowmark.catalog import Table as TableDescriptor
 from lowmark.catalog import type_text
 from lowmark.cli.node_option import (
@@ -75,7 +75,7 @@ def opened_database(
                 hint="Leave --read-only out, or name the directory by --data.",
             )
         with wrong_use():
-            location_of(place.node)
+            addresses_of(place.node)
         database = access.connect(place.node)
     else:
         named = directory_of(place.data)

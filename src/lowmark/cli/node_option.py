@@ -27,8 +27,8 @@ READ_ONLY_KEY = "lowmark.read-only"
 _READ = frozenset({"explain", "get", "list", "read", "show", "tide"})
 """Commands that change nothing, by their last word."""
 _HELP = (
-    f"Ask the server at this address: host:port, or unix:PATH; else ${NODE_VARIABLE}. Both options"
-    " come before both variables."
+    "Ask the server at this address: host:port, or unix:PATH; of a cluster, several nodes with"
+    f" commas between. Else ${NODE_VARIABLE}. Both options come before both variables."
 )
 _HELP_READ = "Never write to the directory; what no process has open is read from its files."
 

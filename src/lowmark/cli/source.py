@@ -49,6 +49,10 @@ DataOption = Annotated[
 ]
 
 
+_LOOK_S = 2.0
+"""Of several nodes that are named, one that says nothing for so long is passed over."""
+
+
 class Source(Protocol):
     """What both can say."""
 
@@ -73,7 +77,15 @@ def node_client(node: str | None) -> NodeClient:
     if node is None:
         node = variable(NODE_VARIABLE)
     with wrong_use():
-        return NodeClient(node or DEFAULT_ENDPOINT)
+        addresses = [one.strip() for one in (node or DEFAULT_ENDPOINT).split(",")]
+        clients = [NodeClient(address, timeout_s=_LOOK_S) for address in addresses]
+    found = addresses[-1]
+    for client in clients if len(clients) > 1 else ():  # the first that is up
+        with client, contextlib.suppress(NodeUnreachable):
+            client.status()
+            found = client.address
+            break
+    return NodeClient(found)
 
 
 @contextlib.contextmanager

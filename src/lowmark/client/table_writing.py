@@ -86,6 +86,17 @@ def written_with(table: Table, version: int | None) -> TableSchema:
     return schema
 
 
+def _renamed(table: Table, schema: TableSchema) -> dict[str, str]:
+    """What columns were called in versions that are kept, and what they are called now."""
+    now = {column.id: column.name for column in schema.columns}
+    return {
+        column.name: now[column.id]
+        for version in table.schemas
+        for column in version.columns
+        if column.id in now and column.name not in now.values()
+    }
+
+
 class TableWriter:
     """Writes into one table."""
 
@@ -163,7 +174,11 @@ class TableWriter:
             return known[1]
         keyless_ok = not table.key or table.settings.keyless_rows == "keep"
         coercion = Coercion(
-            schema, keyless_ok=keyless_ok, key=frozenset(table.key), changes=bool(table.key)
+            schema,
+            keyless_ok=keyless_ok,
+            key=frozenset(table.key),
+            changes=bool(table.key),
+            renamed=_renamed(table, schema),
         )
         self._coercions[schema.number] = (table, coercion)
         return coercion

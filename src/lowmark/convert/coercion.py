@@ -70,8 +70,9 @@ Source: TypeAlias = pa.Array | list[Any] | Text
 class Coercion:
     """Brings rows into one schema version of a table.
 
-    `keyless_ok` lets rows in whose key columns are all null; `changes` lets deletes in. It keeps no
-    rows between calls, and may be kept for as long as the schema version is the one to write.
+    `keyless_ok` lets rows in whose key columns are all null; `changes` lets deletes in; `renamed`
+    has what columns were called earlier, with what they are called now. It keeps no rows between
+    calls, and may be kept for as long as the schema version is the one to write.
     """
 
     def __init__(
@@ -81,8 +82,10 @@ class Coercion:
         key: frozenset[ColumnId] = frozenset(),
         keyless_ok: bool = False,
         changes: bool = False,
+        renamed: Mapping[str, str] | None = None,
     ) -> None:
         self._columns = schema.columns
+        self._renamed = renamed or {}
         self._key = tuple(each for each in schema.columns if each.id in key)
         self._keyless_ok = keyless_ok
         self._changes = changes
@@ -169,7 +172,7 @@ class Coercion:
         arrays = []
         for place, column in enumerate(self._columns):
             try:
-                array = self._column(column, given.get(column.name), rows, deletes)
+                array = self._column(column, given, rows, deletes)
             except Misfit as misfit:
                 misfits.append((misfit.index, place, misfit))
                 array = None
@@ -203,22 +206,32 @@ class Coercion:
         for name in given:
             if name in self._names or name in PASSED_OVER or name == CHANGE:
                 continue
-            raise ColumnRefused(
-                f"the table has no column {name}", column=str(name), hint=near(name, self._names)
-            )
+            raise self._unknown(str(name))
+
+    def _unknown(self, name: str, row: int | None = None) -> ColumnRefused:
+        """A column that the table does not have: one that was renamed says what it is called."""
+        now = self._renamed.get(name)
+        hint = near(name, self._names) if now is None else f"It was renamed, and is now {now}."
+        return ColumnRefused(f"the table has no column {name}", row=row, column=name, hint=hint)
 
     def _column(
-        self, column: Column, source: Source | None, rows: int, deletes: pa.Array | None
+        self, column: Column, given: Mapping[str, Source], rows: int, deletes: pa.Array | None
     ) -> pa.Array:
+        source = given.get(column.name)
         if isinstance(source, list):
             return from_objects(column.type, source)
         if isinstance(source, Text):
             return from_text(column.type, source.array)
         if source is not None:
             return from_arrow(column.type, source)
-        return self._missing(column, rows, deletes)
+        # Columns without rows are asked for as if they had some; of a frame that says which rows
+        # are deletes, all of them may be.
+        asked = rows > 0 or (bool(given) and CHANGE not in given)
+        return self._missing(column, rows, deletes, asked=asked)
 
-    def _missing(self, column: Column, rows: int, deletes: pa.Array | None) -> pa.Array:
+    def _missing(
+        self, column: Column, rows: int, deletes: pa.Array | None, *, asked: bool
+    ) -> pa.Array:
         """A column that was not given at all."""
         filling = self._fillings.get(column.name)
         if filling is not None:
@@ -226,7 +239,7 @@ class Coercion:
             return filled if deletes is None else pc.if_else(deletes, None, filled)
         is_key = column in self._key
         needed = column.required and not (is_key and self._keyless_ok)
-        if needed and rows and (is_key or deletes is None or not pc.all(deletes).as_py()):
+        if needed and asked and (is_key or deletes is None or not pc.all(deletes).as_py()):
             raise ColumnRefused(
                 f"column {column.name} is required, has no default and is not given",
                 column=column.name,
@@ -242,12 +255,7 @@ class Coercion:
             row, name = next(
                 (row, name) for row, each in enumerate(rows) for name in each if name in extra
             )
-            raise ColumnRefused(
-                f"the table has no column {name}",
-                row=first_row + row,
-                column=str(name),
-                hint=near(str(name), self._names),
-            )
+            raise self._unknown(str(name), first_row + row)
         given: dict[str, list[Any]] = {}
         if CHANGE in found:
             given[CHANGE] = [row.get(CHANGE, "upsert") for row in rows]
@@ -352,7 +360,13 @@ def _read_change(source: Source) -> pa.Array:
         codes_of = array.cast(pa.int64())
         right = pc.is_in(codes_of, value_set=pa.array([UPSERT, DELETE]))
     elif not is_text(array.type):
-        raise _no_change(0, array[0].as_py() if len(array) else None)
+        if not len(array):
+            raise ColumnRefused(
+                f"column {CHANGE} is of Arrow's type {array.type}, which is no change",
+                column=CHANGE,
+                hint="Use text, upsert or delete; or whole numbers, 0 or 1.",
+            )
+        raise _no_change(0, array[0].as_py())
     else:
         words = ["upsert", "delete", *(["0", "1"] if isinstance(source, Text) else [])]
         codes_of = pc.index_in(array.cast(pa.string()), value_set=pa.array(words))

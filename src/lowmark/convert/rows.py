@@ -51,9 +51,9 @@ def pieces(rows: object) -> Iterator[Piece]:
     if isinstance(rows, pa.RecordBatch):
         yield rows
     elif isinstance(rows, pa.Table):
-        yield from rows.to_batches()
+        yield from _with_columns(rows.schema, rows.to_batches())
     elif isinstance(rows, pa.RecordBatchReader):
-        yield from rows
+        yield from _with_columns(rows.schema, rows)
     elif _is_pandas(rows):
         yield from _of_pandas(rows)
     elif _gives_arrow(rows):
@@ -146,7 +146,8 @@ def _not_a_row(item: object, row: int) -> Rejected:
 def _of_arrow(rows: Any) -> Iterator[pa.RecordBatch]:
     try:
         if hasattr(rows, "__arrow_c_stream__"):
-            yield from pa.RecordBatchReader.from_stream(rows)
+            reader = pa.RecordBatchReader.from_stream(rows)
+            yield from _with_columns(reader.schema, reader)
         else:
             yield pa.record_batch(rows)
     except ARROW_FAILURES as error:
@@ -155,6 +156,18 @@ def _of_arrow(rows: Any) -> Iterator[pa.RecordBatch]:
             detail=f"Arrow says: {error}.",
             hint=_HINT,
         ) from error
+
+
+def _with_columns(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Batches; if there is none, one without rows: its columns are looked at all the same."""
+    empty = True
+    for batch in batches:
+        empty = False
+        yield batch
+    if empty:
+        yield pa.RecordBatch.from_arrays(
+            [pa.nulls(0, field.type) for field in schema], schema=schema
+        )
 
 
 def _is_pandas(rows: object) -> bool:
@@ -171,7 +184,7 @@ def _of_pandas(frame: Any) -> Iterator[Columns]:
             raise ColumnRefused(
                 f"column {name} is there twice", column=name, hint="Rename or drop one of them."
             )
-    for at in range(0, len(frame), _FRAME_ROWS):
+    for at in range(0, max(len(frame), 1), _FRAME_ROWS):  # without rows it has columns all the same
         part = frame if len(frame) <= _FRAME_ROWS else frame.iloc[at : at + _FRAME_ROWS]
         given = {name: _of_series(part.iloc[:, place]) for place, name in enumerate(names)}
         yield Columns(given, len(part))

@@ -22,8 +22,10 @@ What holds
        planned. The cursor's name is in the checkpoint.
     5. A write is stored once: tasks stage under numbers of one family, the driver commits those of
        the attempts that count as an epoch of its query, and a repeat adds nothing.
-    6. Columns keep the types that they had when the query began. A column that is gone, or a value
-       that does not fit any more, ends it by name.
+    6. Columns keep the types that they had when the query began, also those that were made wider
+       since. A column that is gone, or a value that does not fit, ends it by name; started again,
+       it goes on from its checkpoint.
+    7. What tasks are sent has all nodes that were known when it was planned; any of them will do.
 """
 
 from lowmark.frames.source import LowmarkSource

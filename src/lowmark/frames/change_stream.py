@@ -25,6 +25,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 from lowmark.backend.values import Hold
 from lowmark.frames.carrying import worded
 from lowmark.frames.changes import Range, changed_batches, places_of
+from lowmark.frames.opening import planned
 from lowmark.frames.stream import CURSOR, StreamReader, offsets_in
 from lowmark.table import BelowWatermark, View
 
@@ -100,21 +101,35 @@ class ChangeStreamReader(StreamReader):
             self._keep(start.get(VERSION))
         starts = self._starts(start, end)
         ends = offsets_in(end)
-        return [
+        parts = [
             Range(number, starts[number], ends[number])
             for number in sorted(ends)
             if ends[number] > starts[number]
         ]
+        return planned(parts, self._options, self._open())
 
     def commit(self, end: dict[str, Any]) -> None:
         """What lies before the end of a batch is needed no more, and how it was then is needed."""
         super().commit(end)
-        self._keep(end.get(VERSION))
+        if self._history is not None:  # else the next batch takes it
+            self._keep(end.get(VERSION))
 
     def stop(self) -> None:
         """The query has ended."""
         self._history = None  # it ends with the database
         super().stop()
+
+    def _end_run(self) -> None:
+        """Nothing is to be read again, so no history is held, also where the cursor has a name and
+        stays. Spark kills this process, and a server would keep the hold until it misses it.
+        """
+        self._let_go()
+        super()._end_run()
+
+    def _let_go(self) -> None:
+        if self._history is not None:
+            self._open().backend.release(self._history)
+            self._history = None
 
     def _rest(self, starts: Mapping[int, int]) -> None:
         """Nothing is there for now: the table is as it was, so hold it as it is now."""
@@ -137,8 +152,7 @@ class ChangeStreamReader(StreamReader):
                 since = below.watermark
         else:
             hold = backend.hold_history(since, why)
-        if self._history is not None:
-            backend.release(self._history)
+        self._let_go()
         self._history, self._kept_at = hold, time.monotonic()
 
     # -- where tasks run --------------------------------------------------------------------------

@@ -15,13 +15,13 @@ from lowmark.convert.pythonic import convert_rows, converts_of
 from lowmark.frames.carrying import Carried, worded
 from lowmark.frames.columns import arrow_schema, fitted
 from lowmark.frames.errors import OptionRefused
-from lowmark.frames.opening import opened
+from lowmark.frames.opening import Part, opened, opened_for, planned
 from lowmark.frames.options import Options
 from lowmark.frames.reading import checked_reader
 
 
 @dataclass
-class Range(InputPartition):
+class Range(Part):
     """Changes of one partition, by offsets: the same ones, the same changes."""
 
     number: int
@@ -48,11 +48,12 @@ class ChangesReader(Carried, DataSourceReader):
                 *places_of(options), on_gap="raise" if options.fail_on_loss else "skip"
             ) as reader:
                 starts, ends = reader.starts, reader.position
-            return [
+            parts = [
                 Range(number, starts[number], ends[number])
                 for number in sorted(ends)
                 if ends[number] > starts[number]
             ]
+            return planned(parts, options, database)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The changes of one partition."""
@@ -64,7 +65,7 @@ def changed_batches(options: Options, wanted: pa.Schema, some: Range) -> Iterato
     """The changes of a range of one partition."""
     number = some.number
     with (
-        opened(options) as database,
+        opened_for(some, options) as database,
         database[options.table].changes(
             {number: some.first},
             {number: some.end},
@@ -75,7 +76,7 @@ def changed_batches(options: Options, wanted: pa.Schema, some: Range) -> Iterato
             on_gap="raise" if options.fail_on_loss else "skip",
         ) as reader,
     ):
-        yield from fitted(reader, wanted)
+        yield from fitted(reader, wanted, table=options.table)
 
 
 def changed_rows(options: Options, schema: StructType) -> Iterator[tuple[Any, ...]]:
@@ -91,7 +92,7 @@ def changed_rows(options: Options, schema: StructType) -> Iterator[tuple[Any, ..
             net=options.net,
             columns=_own_columns(wanted),
         ) as reader:
-            for batch in fitted(reader, wanted):
+            for batch in fitted(reader, wanted, table=options.table):
                 rows = batch.to_pylist()
                 convert_rows(rows, converts)
                 yield from (tuple(row.values()) for row in rows)

@@ -15,6 +15,19 @@ class SchemaRefused(Rejected):
     """Columns that the table does not have, or has in another type."""
 
 
+class ColumnChanged(Rejected):
+    """A value that does not fit the type that its column had when the query began."""
+
+    def __init__(self, table: str, column: str, *, then: str, now: str, why: str) -> None:
+        super().__init__(
+            f"column {column} of table {table} was made {now} while the query ran, which began when"
+            f" it was {then}: a value does not fit ({why})",
+            detail="A query keeps the types that it began with, as long as all values fit.",
+            hint="Start the query again: it then has the columns as they are now, and goes on from"
+            " its checkpoint, without a gap.",
+        )
+
+
 class ColumnsMissing(Rejected):
     """Rows that do not have all columns of the table, where they must."""
 
@@ -39,6 +52,19 @@ class ModeRefused(Rejected):
             " and deletes delete.",
             hint='Use mode("append"); to delete rows, give a column _change that says delete. For'
             " results of a stream that change, use lowmark.spark.upsert in foreachBatch.",
+        )
+
+
+class CatalogTable(Rejected):
+    """A stream into a table of Spark's catalog."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "toTable can't be used with lowmark: use start()",
+            detail="It makes a table in Spark's catalog, which keeps no options for a source that"
+            " is written in Python: its rows would not be found there.",
+            hint='Name the table of Lowmark by .option("table", NAME), and call start(). Drop what'
+            " Spark has made: DROP TABLE NAME.",
         )
 
 
@@ -70,6 +96,33 @@ class StreamBehind(Conflict):
             ' now on: .option("cursor", NAME).',
         )
         self.cut = dict(cut)
+
+
+class CursorShared(Conflict):
+    """Two readers that move one cursor."""
+
+    def __init__(self, table: str, cursor: str) -> None:
+        super().__init__(
+            f"cursor {cursor!r} of table {table} was moved by another reader while this stream ran",
+            detail="A cursor holds what one reader has not done. The other reader is ahead, so rows"
+            " that this stream has not read yet may go before it has.",
+            hint='Give each query a cursor of its own: .option("cursor", NAME), or leave it out.'
+            " Started again with a name that no other query uses, this one goes on from its"
+            " checkpoint.",
+        )
+
+
+class NoRecordsMax(Rejected):
+    """A session in which Spark can read no source that is written in Python."""
+
+    def __init__(self, setting: str) -> None:
+        super().__init__(
+            f"{setting} is 0: Spark reads no source in Python so",
+            detail="Elsewhere that is no limit. Spark's own worker refuses it before it asks a"
+            " source for anything.",
+            hint=f'Set a limit: spark.conf.set("{setting}", "10000"). Lowmark gives batches as they'
+            " are stored, whatever the limit is.",
+        )
 
 
 class WorkerMissing(Unavailable):

@@ -23,6 +23,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import datasource as sp
 
+from lowmark.frames.columns import named
+
 _CALENDAR_OF_TODAY = 1583
 _OF_STRINGS = (sp.StringStartsWith, sp.StringEndsWith, sp.StringContains)
 
@@ -48,9 +50,10 @@ def _expression(one: sp.Filter, schema: pa.Schema) -> Any | None:
         made = _expression(child, schema)
         return None if made is None else ~made
     attribute: tuple[str, ...] = getattr(one, "attribute", ())
-    if len(attribute) != 1 or attribute[0] not in schema.names:
+    name = named(attribute[0], schema.names) if len(attribute) == 1 else ""
+    if name not in schema.names:
         return None
-    kind, field = schema.field(attribute[0]).type, pc.field(attribute[0])
+    kind, field = schema.field(name).type, pc.field(name)
     if isinstance(one, sp.IsNull):
         return field.is_null()
     if isinstance(one, sp.IsNotNull):

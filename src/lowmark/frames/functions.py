@@ -11,7 +11,7 @@ waits already is waited for.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
@@ -27,7 +27,7 @@ from lowmark.frames.changes import changed_rows
 from lowmark.frames.columns import spark_schema
 from lowmark.frames.errors import OptionRefused, WorkerMissing
 from lowmark.frames.opening import opened
-from lowmark.frames.options import Options
+from lowmark.frames.options import Options, placed_at
 from lowmark.frames.reading import schema_of
 from lowmark.frames.source import LowmarkSource
 from lowmark.ledger.records import RunRecord
@@ -52,7 +52,7 @@ Place: TypeAlias = int | str | datetime | None
 timestamp."""
 
 
-def register(spark: Any, *, path: str = "", node: str = "") -> None:
+def register(spark: Any, *, path: str = "", node: str | Sequence[str] = "") -> None:
     """Make `format("lowmark")` known to a session that does not find it by itself: one whose Python
     (`python3`, if `PYSPARK_PYTHON` names no other) is not the one that has Lowmark.
 
@@ -61,8 +61,7 @@ def register(spark: Any, *, path: str = "", node: str = "") -> None:
     """
     functions = {}
     if path or node:
-        given = {"path": path, "node": node, "table": "-"}
-        functions = _functions(Options.read({key: text for key, text in given.items() if text}))
+        functions = _functions(Options.read(placed_at(path, node, table="-")))
     # Spark Connect has no context here: there, the server's Python is taken.
     connect = type(spark).__module__.startswith("pyspark.sql.connect")
     with nullcontext() if connect else python_of(spark.sparkContext):

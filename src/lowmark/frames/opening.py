@@ -1,10 +1,54 @@
-"""The database of a source, opened where Spark calls it."""
+"""The database of a source, opened where Spark calls it.
+
+A process that Spark starts knows the addresses that the user has named. One of them is enough for
+it to learn of the other nodes of the cluster, and what it sends to tasks has them all: so a task
+finds a node though the one that was named is away by then.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from pyspark.sql.datasource import InputPartition
+
 from lowmark import access
+from lowmark.backend.remote import RemoteBackend
 from lowmark.client import Database
 from lowmark.frames.options import Options
+
+
+@dataclass
+class Part(InputPartition):
+    """What one task reads."""
+
+    nodes: str = field(default="", kw_only=True)
+    """All nodes that were known when it was planned, with commas between."""
+
+
+P = TypeVar("P", bound=Part)
+
+
+def knowing(options: Options, database: Database) -> Options:
+    """The same, with all nodes that are known now."""
+    backend = database.backend
+    if not options.node or not isinstance(backend, RemoteBackend):
+        return options
+    return replace(options, node=",".join(backend.addresses))
+
+
+def planned(parts: Sequence[P], options: Options, database: Database) -> list[P]:
+    """Parts, for tasks to open by `opened_for`."""
+    nodes = knowing(options, database).node
+    for part in parts:
+        part.nodes = nodes
+    return list(parts)
+
+
+def opened_for(part: Part, options: Options) -> Database:
+    """The database of a task."""
+    return opened(replace(options, node=part.nodes or options.node))
 
 
 def opened(options: Options, *, writes: bool = False) -> Database:

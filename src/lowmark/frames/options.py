@@ -1,7 +1,8 @@
 """What a user asks of a table by Spark's options; names are those of Kafka's source and of table
 formats, where these have one.
 
-    path, node          a directory, or the address of a server; one of both
+    path, node          a directory, or the address of a server; one of both. Of a cluster, the
+                        addresses of several nodes with commas between: any of them will do
     table               its name
     columns             names with commas between; `*` is all of the table's, and there are system
                         columns: `*,_change,_partition,_offset,_time`. Deletes are rows of the log
@@ -49,14 +50,16 @@ formats, where these have one.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, TypeAlias
 
+from lowmark.backend.connection import addresses_of
 from lowmark.catalog import DURATION_TAKES, parse_duration
 from lowmark.client.staging import EPOCH_MAX
 from lowmark.convert.times import is_ago, is_hybrid, parse_time
+from lowmark.errors import Rejected
 from lowmark.frames.errors import OptionRefused
 from lowmark.runtime import COUNTER_BITS
 from lowmark.table import IDLE_MS_MAX
@@ -121,6 +124,16 @@ _OF_LOG = (
 )
 _OF_FEED = ("startingVersion", "endingVersion", "preimages", "net")
 _OF_STREAM = ("maxRowsPerTrigger", "maxBytesPerTrigger", "cursor", "cursor.idle_expiry")
+_OF_QUERY: Final = frozenset({"checkpointlocation", "queryname"})
+"""What Spark hands on to a sink of what the query was told: `DataStreamWriter.queryName`, too."""
+_OF_PLATFORM: Final = ("__", "spark.", "databricks.")
+"""How names begin that Spark, or a platform, keeps for itself and may add to any read or write."""
+_AS_IT_IS: Final = {
+    "mergeschema": ("false", "Alter the table first: table.alter(add=...)."),
+    "overwriteschema": ("false", "Alter the table first, or make another one."),
+    "outputmode": ("append", 'Call writeStream.outputMode("append"); see lowmark.spark.upsert.'),
+}
+"""Options of other sinks, of which one value says what this one does in any case."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _OF_CREATE = ("option.", "provider", "location", "owner")
 """What Spark gives a source when a table is created with it."""
@@ -223,9 +236,7 @@ class Options:
     @classmethod
     def write(cls, given: Mapping[str, str], *, stream: bool = False) -> Options:
         """The options of a write."""
-        # A stream's own, which Spark hands on.
-        rest = {key: text for key, text in given.items() if key.lower() != "checkpointlocation"}
-        named = _placed(rest)
+        named = _placed(_of_write(given))
         for name in named:
             if name not in (_OF_STREAM_WRITE if stream else (*_OF_PLACE, *_OF_WRITE)):
                 raise OptionRefused(
@@ -276,7 +287,14 @@ def _named(given: Mapping[str, str]) -> dict[str, str]:
     """Options by the names that we call them by; Spark hands them on in lower case."""
     named: dict[str, str] = {}
     for key, text in given.items():
+        if key.lower().startswith(_OF_PLATFORM):
+            continue
         name = _KNOWN.get(key.lower())
+        if key.lower() == "paths":
+            raise OptionRefused(
+                f"a source is one table, and several paths were given: {text}",
+                hint="Load each by itself, and join them by frame.union(other).",
+            )
         if name is None:
             raise OptionRefused(
                 f"there is no option {key!r}", hint=f"Known are {', '.join(_names())}."
@@ -284,7 +302,25 @@ def _named(given: Mapping[str, str]) -> dict[str, str]:
         if name in named:
             raise OptionRefused(f"{name} is given twice", hint="Leave one of both out.")
         named[name] = text if name == "txnAppId" else text.strip()
+        if name == "node":
+            named[name] = _nodes(named[name])
     return named
+
+
+def _of_write(given: Mapping[str, str]) -> dict[str, str]:
+    """What the user of a write has given, without what Spark knows and does by itself."""
+    rest: dict[str, str] = {}
+    for key, text in given.items():
+        name = key.lower()
+        if name in _OF_QUERY:
+            continue
+        if name not in _AS_IT_IS:
+            rest[key] = text
+            continue
+        only, hint = _AS_IT_IS[name]
+        if text.strip().lower() != only:
+            raise OptionRefused(f"{key} can't be {text!r} in a write to a table", hint=hint)
+    return rest
 
 
 def _placed(given: Mapping[str, str]) -> dict[str, str]:
@@ -292,9 +328,10 @@ def _placed(given: Mapping[str, str]) -> dict[str, str]:
     if not given or any(key.lower().startswith(_OF_CREATE) for key in given):
         raise OptionRefused(
             "CREATE TABLE can't be used with lowmark",
-            detail="Spark does not hand the options of such a table on to a source that is"
-            " written in Python, so its rows would not be found.",
-            hint="Use CREATE TEMPORARY VIEW v USING lowmark OPTIONS (path '...', table '...').",
+            detail="A table in Spark's catalog, also one of saveAsTable, writeTo or toTable, keeps"
+            " no options for a source that is written in Python, so its rows would not be found.",
+            hint="Drop it, and use CREATE TEMPORARY VIEW v USING lowmark OPTIONS (path '...', table"
+            " '...'). Write by save() and start().",
         )
     named = _named(given)
     if ("path" in named) == ("node" in named):
@@ -305,6 +342,24 @@ def _placed(given: Mapping[str, str]) -> dict[str, str]:
     if not named.get("table"):
         raise OptionRefused("no table is named", hint='Name it: .option("table", NAME).')
     return named
+
+
+def placed_at(path: str, node: str | Sequence[str], **more: str) -> dict[str, str]:
+    """Options of a function of ours that takes a place: what was left empty was not given."""
+    nodes = node if isinstance(node, str) else ",".join(addresses_of(node)) if node else ""
+    return {key: text for key, text in {"path": path, "node": nodes, **more}.items() if text}
+
+
+def _nodes(text: str) -> str:
+    """Addresses with commas between; PySpark makes text of a list in Python's words."""
+    given = text[1:-1].replace('"', "").replace("'", "") if text[:2] in {"['", '["'} else text
+    try:
+        return ",".join(addresses_of(given))
+    except Rejected as error:
+        raise OptionRefused(
+            f"node can't be {text!r}: {error.message}",
+            hint='Give .option("node", "host:port"), or several with commas between.',
+        ) from error
 
 
 def _names() -> list[str]:

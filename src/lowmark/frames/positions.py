@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from pyspark.sql.datasource import InputPartition
-
 from lowmark.client import Database, Table
 from lowmark.convert.times import time_text
 from lowmark.frames.errors import OptionRefused
+from lowmark.frames.opening import Part
 from lowmark.frames.options import EARLIEST, LATEST, Position, Times
 from lowmark.table import View
 
 
 @dataclass
-class Stretch(InputPartition):
+class Stretch(Part):
     """Offsets of one partition that a task reads: from the first to before the end."""
 
     number: int

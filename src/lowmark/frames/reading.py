@@ -16,13 +16,13 @@ from lowmark.client import Reader, Table
 from lowmark.client.changes import FEED_COLUMNS
 from lowmark.client.looking_back import AsOfReader
 from lowmark.frames.carrying import Carried, worded
-from lowmark.frames.columns import arrow_schema, check_columns, fitted
+from lowmark.frames.columns import arrow_schema, check_columns, fitted, named
 from lowmark.frames.errors import OptionRefused
 from lowmark.frames.filters import taken
-from lowmark.frames.opening import opened
+from lowmark.frames.opening import Part, opened, opened_for, planned
 from lowmark.frames.options import Options
 from lowmark.frames.positions import Stretch, offsets_of, stretches, views_of
-from lowmark.table import OFFSET
+from lowmark.table import OFFSET, SYSTEM_COLUMNS
 
 logger = logging.getLogger(__name__)
 
@@ -41,13 +41,20 @@ def empty_reader(table: Table, options: Options, *, columns: Sequence[str] | Non
     if options.feed:
         names = options.columns if columns is None else columns
         own = [name for name in names or ["*"] if name not in FEED_COLUMNS]
+        if columns is None:
+            own = [named(name, table.schema.names) for name in own]
         whole = "*" in own
         return table.changes("latest", columns=None if whole else own, partitions=[0])
     as_of = "now" if options.as_of is None else options.as_of
     if columns is None and options.columns is not None:
         with empty_reader(table, options, columns=[]) as reader:
             own = reader.schema.names
-        columns = [name for given in options.columns for name in (own if given == "*" else [given])]
+        known = [*own, *SYSTEM_COLUMNS]
+        columns = [
+            name
+            for given in options.columns
+            for name in (own if given == "*" else [named(given, known)])
+        ]
         twice = [name for at, name in enumerate(columns) if name in columns[:at]]
         if twice:
             raise OptionRefused(f"columns has {twice[0]} twice", hint="Name each column once.")
@@ -58,11 +65,13 @@ def empty_reader(table: Table, options: Options, *, columns: Sequence[str] | Non
     return table.read(columns=columns or None, as_of=as_of, partitions=[0], limit=0)
 
 
-def checked_reader(table: Table, options: Options, schema: StructType) -> Reader:
+def checked_reader(
+    table: Table, options: Options, schema: StructType, *, running: bool = False
+) -> Reader:
     """A reader without rows of the columns that Spark wants; refused, if their types are others."""
     reader = empty_reader(table, options, columns=schema.names)
     try:
-        check_columns(schema, reader.schema, table=table.name)
+        check_columns(schema, reader.schema, table=table.name, running=running)
     except BaseException:
         reader.close()
         raise
@@ -70,7 +79,7 @@ def checked_reader(table: Table, options: Options, schema: StructType) -> Reader
 
 
 @dataclass
-class Whole(InputPartition):
+class Whole(Part):
     """One partition of a table as of a time, or rows of it from an offset on, up to another."""
 
     number: int
@@ -100,11 +109,13 @@ class TableReader(Carried, DataSourceReader):
             if options.as_of is None:
                 time = table.snapshot().time
             if options.firsts is not None:
-                return [Whole(number, time, first) for number, first in options.firsts.items()]
+                firsts = options.firsts.items()
+                parts = [Whole(number, time, first) for number, first in firsts]
+                return planned(parts, options, database)
             ends = {number: view.end for number, view in views_of(database, table).items()}
             if max(ends.values()) <= SPLIT_ROWS and options.tasks_min <= len(ends):
-                return [Whole(number, time) for number in ends]
-            return _split(table, time, options.tasks_min)
+                return planned([Whole(number, time) for number in ends], options, database)
+            return planned(_split(table, time, options.tasks_min), options, database)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition."""
@@ -114,7 +125,7 @@ class TableReader(Carried, DataSourceReader):
         for some in _of_offsets(partition):
             where = some if where is None else where & some
         with (
-            opened(options) as database,
+            opened_for(partition, options) as database,
             database[options.table].read(
                 columns=columns,
                 as_of=partition.time,
@@ -122,7 +133,7 @@ class TableReader(Carried, DataSourceReader):
                 where=where,
             ) as reader,
         ):
-            yield from fitted(reader, self._wanted)
+            yield from fitted(reader, self._wanted, table=options.table)
 
 
 def _of_offsets(part: Whole) -> Iterator[pc.Expression]:
@@ -187,7 +198,8 @@ class LogReader(Carried, DataSourceReader):
             end = "latest" if options.end is None else options.end
             starts = offsets_of(start, table, views, end=False)
             ends = offsets_of(end, table, views, end=True)
-            return stretches(starts, ends, tasks_min=options.tasks_min)
+            parts = stretches(starts, ends, tasks_min=options.tasks_min)
+            return planned(parts, options, database)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one stretch."""
@@ -206,7 +218,7 @@ def log_rows(
     """Rows of the log, by offsets."""
     number = stretch.number
     with (
-        opened(options) as database,
+        opened_for(stretch, options) as database,
         database[options.table].read(
             columns=wanted.names,
             start={number: stretch.first},
@@ -215,7 +227,7 @@ def log_rows(
             on_gap=on_gap,
         ) as reader,
     ):
-        yield from fitted(reader, wanted)
+        yield from fitted(reader, wanted, table=options.table)
         for gap in reader.gaps:
             logger.warning(
                 "rows are gone",

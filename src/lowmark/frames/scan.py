@@ -35,13 +35,17 @@ from lowmark.backend.values import Hold
 from lowmark.client import Database
 from lowmark.client.looking_back import AsOfReader, LedgerRows
 from lowmark.convert.times import TimeLike
-from lowmark.frames.columns import spark_schema
-from lowmark.frames.opening import opened
-from lowmark.frames.options import Options
+from lowmark.frames.columns import named, spark_schema
+from lowmark.frames.errors import NoRecordsMax
+from lowmark.frames.opening import knowing, opened
+from lowmark.frames.options import Options, placed_at
 from lowmark.ledger import LedgerFile
 from lowmark.table import SYSTEM_COLUMNS, Mask, Shape
 
 FRAMES_HELD: Final = 32
+RECORDS_MAX: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
+"""For the rest of Spark 0 is no limit. The workers that plan a source in Python refuse that, before
+they ask the source for anything."""
 _FILE, _WORDS, _WORD_BITS = "_lowmark_file", "_lowmark_left_out", 64
 
 
@@ -65,7 +69,7 @@ def table(
     name: str,
     *,
     path: str = "",
-    node: str = "",
+    node: str | Sequence[str] = "",
     columns: str | Sequence[str] | None = None,
     as_of: TimeLike | None = None,
 ) -> Any:
@@ -74,12 +78,13 @@ def table(
     It gives what `spark.read.format("lowmark")` gives with `path` or `node`, and is several times
     as fast where the table was compacted. Executors must be able to read the ledger's files.
     """
-    given = {"path": path, "node": node, "table": name}
-    options = Options.read({key: text for key, text in given.items() if text})
+    options = Options.read(placed_at(path, node, table=name))
     database = opened(options)
+    options = knowing(options, database)
     try:
         with database[name].read(
-            columns=columns, as_of="now" if as_of is None else as_of
+            columns=_own(columns, database[name].schema.names),
+            as_of="now" if as_of is None else as_of,
         ) as reader:
             assert isinstance(reader, AsOfReader)
             frame, held = _frame(spark, options, database, reader)
@@ -90,6 +95,14 @@ def table(
     while len(_held) > FRAMES_HELD:
         _held.popleft().close()
     return frame
+
+
+def _own(columns: str | Sequence[str] | None, names: Sequence[str]) -> list[str] | None:
+    """Columns by the names that they have in the table."""
+    if columns is None:
+        return None
+    given = [columns] if isinstance(columns, str) else columns
+    return [named(one, [*names, *SYSTEM_COLUMNS]) for one in given]
 
 
 def release_frames() -> None:
@@ -136,6 +149,8 @@ def _source(
     firsts: dict[int, int] | None,
 ) -> Any:
     """What the source gives, of all partitions or of rows from these offsets on."""
+    if int(spark.conf.get(RECORDS_MAX, "10000")) < 1:
+        raise NoRecordsMax(RECORDS_MAX)
     made = spark.read.format("lowmark").schema(schema).option("table", options.table)
     made = made.option("node", options.node) if options.node else made.option("path", options.path)
     made = made.option("versionAsOf", str(time))

@@ -18,7 +18,9 @@ An epoch becomes visible partition by partition.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any, Final
 
@@ -34,24 +36,33 @@ from pyspark.sql.types import StructType
 from lowmark.client import Staged
 from lowmark.client.staging import ONCE_MS, STREAM_MS, attempt_number, drawn_family
 from lowmark.client.table_writing import SLICE_ROWS
+from lowmark.convert.errors import ValueRefused
 from lowmark.errors import LowmarkError, Rejected
+from lowmark.formatting import shown
 from lowmark.frames.carrying import Carried, worded
 from lowmark.frames.columns import arrow_schema
-from lowmark.frames.errors import ColumnsMissing, ModeRefused
-from lowmark.frames.opening import check_writable, opened
-from lowmark.frames.options import Options
+from lowmark.frames.errors import CatalogTable, ColumnsMissing, ModeRefused
+from lowmark.frames.opening import check_writable, knowing, opened
+from lowmark.frames.options import Options, placed_at
 
 logger = logging.getLogger(__name__)
 
 _QUERY: Final = "sql.streaming.queryId"
+_CALL: Final = "callSite.short"
+_TO_TABLE: Final = "toTable at "
+"""By which of its methods a stream was started. Nothing else tells a source of that; of a write
+that is no stream, and over Spark Connect, nothing does."""
+_COMMITS: Final = "pyspark.sql.worker.python_streaming_sink_runner"
 _TOGETHER_BYTES: Final = 16 << 20
 
 
 class _Message(WriterCommitMessage):
     """What a task has staged, and for which query."""
 
-    def __init__(self, query: str, staged: Staged | None) -> None:
+    def __init__(self, query: str, node: str, staged: Staged | None) -> None:
         self.query = query
+        self.node = node
+        """All nodes that are known: where the commit may be made, if the one named is away."""
         self.staged = staged
         """None: it had no rows."""
 
@@ -63,10 +74,9 @@ class BatchWriter(Carried, DataSourceArrowWriter):
     def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
         if overwrite:
             raise ModeRefused
-        self._options = options
         self._family = drawn_family()
         check_writable(options)
-        _check_columns(options, schema)
+        self._options = _checked(options, schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> _Message:
         """In a task."""
@@ -97,8 +107,8 @@ class StreamWriter(Carried, DataSourceStreamArrowWriter):
         self._options = options
         self._family = drawn_family()
         check_writable(options)
-        if options.whole_rows:
-            _check_columns(options, schema)
+        if not _commits():  # what tasks have staged is stored, whatever becomes of columns since
+            self._options = _checked(options, schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> _Message:
         """In a task."""
@@ -136,7 +146,7 @@ def upsert(
     table: str,
     *,
     path: str = "",
-    node: str = "",
+    node: str | Sequence[str] = "",
     query: str = "",
     epoch: int | None = None,
     fail_on_missing_columns: bool = False,
@@ -150,20 +160,22 @@ def upsert(
     `fail_on_missing_columns`.
     """
     number = "" if epoch is None else str(epoch)
-    named = {"path": path, "node": node, "table": table, "txnAppId": query, "txnVersion": number}
-    given = {name: text for name, text in named.items() if text}
+    given = placed_at(path, node, table=table, txnAppId=query, txnVersion=number)
     if fail_on_missing_columns:
         given["failOnMissingColumns"] = "true"
-    with opened(Options.write(given)) as database:
+    options = Options.write(given)
+    with opened(options) as database:
         if not database[table].key:
             hint = 'Append to it: df.write.format("lowmark").mode("append").'
             raise Rejected(f"table {table} has no key", hint=hint)
+        if node:
+            given["node"] = knowing(options, database).node
     df.write.format("lowmark").options(**given).mode("append").save()
 
 
-def _check_columns(options: Options, schema: StructType) -> None:
+def _checked(options: Options, schema: StructType) -> Options:
     """Refuse columns that the table does not have, before any task runs; and rows that do not have
-    all columns of the table, if they must.
+    all columns of the table, if they must. Gives the options as tasks should have them.
     """
     with opened(options, writes=True) as database:
         table = database[options.table]
@@ -171,36 +183,67 @@ def _check_columns(options: Options, schema: StructType) -> None:
         missing = [name for name in table.schema.names if name not in schema.names]
         if missing and options.whole_rows:
             raise ColumnsMissing(table.name, missing)
+        return knowing(options, database)
+
+
+def _commits() -> bool:
+    """Whether Spark ends a batch, and plans none: it does so in a process that runs this module."""
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return _COMMITS in sys.modules or (main is not None and main.name == _COMMITS)
 
 
 def _staged(options: Options, family: int, batches: Iterator[pa.RecordBatch]) -> _Message:
     context = TaskContext.get()
     assert context is not None
     query = context.getLocalProperty(_QUERY) or ""
+    if (context.getLocalProperty(_CALL) or "").startswith(_TO_TABLE):
+        raise CatalogTable
     number = attempt_number(family, context.taskAttemptId())
     first = next((batch for batch in batches if batch.num_rows), None)
     if first is None:
-        return _Message(query, None)
+        return _Message(query, options.node, None)
     with (
         opened(options, writes=True) as database,
-        database[options.table].stage(number=number) as stage,
+        (table := database[options.table]).stage(number=number) as stage,
     ):
-        stage.append(_together(chain([first], batches)))
-        return _Message(query, stage.staged())
+        together = _Together(chain([first], batches))
+        try:
+            stage.append(together)
+        except ValueRefused as error:
+            row = together.row(error.row, table.key or table.schema.names)
+            error.detail = f"It is of partition {context.partitionId()} of the frame: {row}."
+            raise
+        return _Message(query, options.node, stage.staged())
 
 
-def _together(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+class _Together(Iterator[pa.RecordBatch]):
     """Batches that are worth splitting over partitions: Spark gives 10,000 rows at a time."""
-    some: list[pa.RecordBatch] = []
-    rows = size = 0
-    for batch in batches:
-        some.append(batch)
-        rows, size = rows + batch.num_rows, size + batch.nbytes
-        if rows >= SLICE_ROWS or size >= _TOGETHER_BYTES:
-            yield pa.concat_batches(some)
-            some, rows, size = [], 0, 0
-    if some:
-        yield pa.concat_batches(some)
+
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self._batches = batches
+        self._given: pa.RecordBatch | None = None
+        self._first = 0
+        """The number of the first row of what was given last."""
+
+    def __next__(self) -> pa.RecordBatch:
+        some: list[pa.RecordBatch] = []
+        rows = size = 0
+        for batch in self._batches:
+            some.append(batch)
+            rows, size = rows + batch.num_rows, size + batch.nbytes
+            if rows >= SLICE_ROWS or size >= _TOGETHER_BYTES:
+                break
+        if not some:
+            raise StopIteration
+        self._first += 0 if self._given is None else self._given.num_rows
+        self._given = pa.concat_batches(some)
+        return self._given
+
+    def row(self, number: int, names: Sequence[str]) -> str:
+        """Those of its values that tell one of the rows that were given last from others."""
+        assert self._given is not None
+        [row] = self._given.slice(number - self._first, 1).to_pylist()
+        return ", ".join(f"{name} = {shown(row[name])}" for name in names if name in row)
 
 
 def _commit(
@@ -212,7 +255,7 @@ def _commit(
 ) -> None:
     staged = _of(messages)
     keep_ms = ONCE_MS if query.startswith("once:") else STREAM_MS
-    with opened(options, writes=True) as database:
+    with opened(_known(options, messages), writes=True) as database:
         table = database[options.table]
         committed = table.commit(staged, query=query, epoch=epoch, keep_ms=keep_ms)
     if committed.repeated:
@@ -234,10 +277,16 @@ def _discard(
     ends that. What can't be dropped now goes after a day.
     """
     try:
-        with opened(options, writes=True) as database:
+        with opened(_known(options, messages), writes=True) as database:
             database[options.table].discard(_of(messages), query=query, epoch=epoch)
     except LowmarkError as error:
         logger.warning("staged rows were not dropped", extra={"reason": error.message})
+
+
+def _known(options: Options, messages: Sequence[WriterCommitMessage | None]) -> Options:
+    """With all nodes that tasks knew of."""
+    found = {one.node for one in messages if isinstance(one, _Message) and one.node}
+    return replace(options, node=min(found, default=options.node))
 
 
 def _of(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:

@@ -22,6 +22,10 @@ between ends the query by name (`StreamBehind`), unless the user has said that i
 same (`failOnDataLoss`).
 
 Spark says that a batch is done when it plans the next one, so the cursor is a batch behind.
+
+A cursor is of one query. If two have named the same one, it holds only what the faster one needs;
+the other finds, when a batch is done, that its cursor is not where it has left it, and ends
+(`CursorShared`). No row is passed over by that: each query goes by its own checkpoint.
 """
 
 from __future__ import annotations
@@ -52,8 +56,8 @@ from lowmark.client import Database, GapFound, Table, TableCursor
 from lowmark.errors import LowmarkError, Unavailable
 from lowmark.frames.carrying import Carried, worded
 from lowmark.frames.columns import arrow_schema
-from lowmark.frames.errors import OtherTable, StreamBehind
-from lowmark.frames.opening import opened
+from lowmark.frames.errors import CursorShared, OtherTable, StreamBehind
+from lowmark.frames.opening import opened, planned
 from lowmark.frames.options import IDLE_EXPIRY_MS, Options
 from lowmark.frames.positions import Stretch, offsets_of, stretches, views_of
 from lowmark.frames.reading import checked_reader, log_rows
@@ -90,6 +94,8 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
         """When it is renewed again."""
         self._idle_ms = 0
         """How long that one may be idle; 0: for ever."""
+        self._stands: Mapping[int, int] | None = None
+        """Where this process has seen its cursor last; None: it has not looked."""
         self._planned = False
         """Whether a batch was planned here."""
 
@@ -104,7 +110,8 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
         """
         if self._initial is None:
             cursor = self._options.cursor or drawn_name()
-            self._initial = self._offset(cursor, self._cursor_at(cursor) or self._begin(cursor))
+            self._stands = self._cursor_at(cursor) or self._begin(cursor)
+            self._initial = self._offset(cursor, self._stands)
             self._drawn = "" if self._options.cursor else cursor
         return self._initial
 
@@ -185,7 +192,7 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
         said of it stays: it is made anew only if a partition does not know it.
         """
         try:
-            self._table().cursors.commit(cursor, starts, reset=True)
+            self._stands = self._table().cursors.commit(cursor, starts, reset=True).position
         except CursorUnknown:
             self._create(cursor, starts)
             return
@@ -246,12 +253,13 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._check(end)
         starts = self._starts(start, end)
         ends, tasks_min = offsets_in(end), self._options.tasks_min
-        return stretches(starts, ends, tasks_min=tasks_min, cursor=end[CURSOR])
+        parts = stretches(starts, ends, tasks_min=tasks_min, cursor=end[CURSOR])
+        return planned(parts, self._options, self._open())
 
     def _starts(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> dict[int, int]:
         """Where a batch begins, whose rows are held, and whose columns are there."""
         self._planned = True
-        checked_reader(self._table(), self._options, self._schema).close()
+        checked_reader(self._table(), self._options, self._schema, running=True).close()
         again = end[CURSOR] != start[CURSOR]
         starts = self._starts_again(end[CURSOR]) if again else offsets_in(start)
         self._hold(end[CURSOR], starts)
@@ -276,6 +284,7 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
         table, cursor, offsets = self._table(), end[CURSOR], offsets_in(end)
         try:
             table.cursors.commit(cursor, offsets)
+            self._stands = offsets
         except (CursorUnknown, CursorExpired, CursorMovesBack, PartlyMade) as error:
             # Of some partitions perhaps: then the others have moved.
             refusal = error.__cause__ if isinstance(error, PartlyMade) else error
@@ -283,7 +292,16 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
                 self._held = ""
                 self._hold(cursor, offsets)
             elif isinstance(refusal, CursorMovesBack):
-                # the checkpoint is older than the cursor: it was put back
+                now, stood = table.cursors.get(cursor).position, self._stands
+                if stood is not None:
+                    # What this query has moved, and the rest as it was.
+                    moved = {
+                        number: max(at, offsets.get(number, at)) for number, at in stood.items()
+                    }
+                    if now not in (stood, moved):
+                        raise CursorShared(table.name, cursor) from error
+                # The checkpoint is older than the cursor: it was put back.
+                self._stands = now
                 logger.warning("a cursor is ahead of its stream", extra={"cursor": cursor})
             else:
                 raise
