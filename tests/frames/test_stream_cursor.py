@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from eventually import eventually
+from inside import proposed
 from lowmark.client import Database, Table
 from lowmark.client.cursors import Cursors
 from lowmark.errors import CursorShared, StreamBehind
@@ -517,3 +518,28 @@ def test_a_stream_goes_on_though_a_renewal_of_its_cursor_had_no_answer(
     monkeypatch.setattr(Cursors, "renew", gone)
     with pytest.raises(OutcomeUnknown):
         start().latestOffset(place, ReadAllAvailable())
+
+
+@pytest.mark.slow
+def test_a_stream_whose_cursor_is_ahead_or_unknown_in_one_partition_goes_on(
+    start: Start, orders: Table
+) -> None:
+    # given a stream in the middle of a batch
+    appended(orders, *range(20))
+    reader = start()
+    place = reader.initialOffset()
+    end = reader.latestOffset(place, ReadAllAvailable())
+    reader.partitions(place, end)
+    cursor, ends = place["cursor"], orders.snapshot().ends
+    # when its cursor is further in one partition, it moves in the other one
+    appended(orders, *range(20, 40))
+    later = orders.snapshot().ends
+    orders.cursors.commit(cursor, {0: later[0]})
+    reader.commit(end)
+    assert orders.cursors.get(cursor).position == {0: later[0], 1: ends[1]}
+    # and where a partition does not know it any more, it holds from there again
+    proposed(orders, DeleteCursor(cursor), 1)
+    more = reader.latestOffset(end, ReadAllAvailable())
+    reader.partitions(end, more)
+    reader.commit(more)
+    assert orders.cursors.get(cursor).position == later
