@@ -399,6 +399,7 @@ def test_a_node_that_was_away_when_a_table_was_made_gets_its_share_when_it_is_ba
 
 
 @pytest.mark.slow
+@pytest.mark.release  # shorter relative: the test above it whose node gets its share
 def test_a_coordinator_that_is_new_sees_to_a_node_that_is_back() -> None:
     # given a node that is back, for which the zone waits
     world = three_in_the_zone()
@@ -417,6 +418,7 @@ def test_a_coordinator_that_is_new_sees_to_a_node_that_is_back() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.release  # shorter relative: the test above it whose node gets its share
 def test_a_node_gets_its_share_though_the_history_of_its_absence_goes_meanwhile() -> None:
     # given a node that is back, for which the zone waits
     world = three_in_the_zone()
@@ -434,6 +436,7 @@ def test_a_node_gets_its_share_though_the_history_of_its_absence_goes_meanwhile(
 
 
 @pytest.mark.slow
+@pytest.mark.release  # shorter relative: the test below it, in which no table is made
 def test_a_node_that_was_away_but_was_counted_in_moves_nothing_when_it_is_back() -> None:
     # given a zone that is not even, and a table that counts in a node that is down
     world = three_in_the_zone()
