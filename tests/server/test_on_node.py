@@ -20,6 +20,7 @@ from pyarrow import flight
 
 import lowmark
 from backend.conftest import embedded
+from clusters.ports import free_ports
 from eventually import eventually
 from lowmark.access.directory import Directory
 from lowmark.backend.attached import Attached
@@ -86,8 +87,9 @@ def test_all_that_a_node_follows_is_followed_again_after_an_error(tmp_path: Path
 
 @pytest.mark.slow
 def test_a_served_node_gives_rows_out_at_its_address(tmp_path: Path) -> None:
-    # given a node, by the command
-    process, address = serve(tmp_path / "n1")
+    # given a node, by the command, at a port that no other process is given meanwhile
+    place = f"127.0.0.1:{free_ports(2, adjacent=True)[0]}"
+    process, address = serve(tmp_path / "n1", place)
     try:
         with lowmark.connect(address, timeout_s=30) as db:
             # then its tables can be used, by our client and by any other, beside its actions
