@@ -16,7 +16,7 @@ from compaction.world import Stopped, stop_before
 from eventually import eventually
 from lowmark.client import Database, Table
 from lowmark.node import Settings
-from lowmark.node.settings import LedgerSettings, WatermarkSettings
+from lowmark.node.settings import LedgerSettings, SchemaSync, WatermarkSettings
 from lowmark.server import adopting, on_node
 from lowmark.server.adopting import Adopter
 from lowmark.table import Adopted, View
@@ -27,6 +27,7 @@ pytestmark = pytest.mark.slow
 EXACT = Settings(
     watermark=WatermarkSettings(availability_ms=0, interval_ms=600_000),
     ledger=LedgerSettings(grace_ms=0),
+    schema_sync=SchemaSync(delay_ms=1),
 )
 
 
@@ -129,6 +130,7 @@ def test_a_ledger_whose_file_is_missing_is_adopted_only_when_it_is_back(
     assert values(table) == NEW
 
 
+@pytest.mark.release  # that it is refused and tried again is in the test before this one
 def test_a_ledger_that_lacks_deletes_of_a_reader_is_adopted_when_the_reader_goes(
     db: Database, table: Table
 ) -> None:

@@ -1,8 +1,10 @@
 """What a cluster does by itself, every now and then: the low watermark, retention, dropped tables,
-old revisions of the metastore, old versions of the catalog, who leads what.
+old revisions of the metastore, old versions of the catalog, who leads what, staged rows whose
+driver is gone.
 
 Every node looks after what it has: retention of the partitions that it leads, leadership that
-another node should have, files that a cut has freed, copies of dropped tables. What is there once
+another node should have, files that a cut has freed, copies of dropped tables, epochs that a driver
+has left half bound (`epochs`) and rows that none will bind. What is there once
 for the whole cluster, the watermark, the catalog's history and keys of dropped tables, is the
 coordinator's.
 
