@@ -13,7 +13,8 @@ import pytest
 
 import lowmark
 from eventually import eventually
-from lowmark.client import Reader
+from lowmark.access import opening
+from lowmark.client import Database, Reader
 from lowmark.node import owner
 
 OWNS = """
@@ -230,16 +231,24 @@ def ids(reader: Reader) -> list[int]:
     return [one for batch in reader for one in batch["id"].to_pylist()]
 
 
+def guest_of(data: Path, monkeypatch: pytest.MonkeyPatch) -> Database:
+    """One that only reads: it never takes the owner's place, however long the next one takes to
+    start, and waits for it.
+    """
+    monkeypatch.setattr(opening, "_AWAY_S", 60.0)
+    return lowmark.open(data, read_only=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "ends"), [*((kind, "killed") for kind in KINDS), ("compacted", "closed")]
 )
 def test_a_reader_has_every_row_once_though_the_next_owner_compacts_and_sweeps_at_once(
-    data: Path, owners: list[Owner], kind: str, ends: str
+    data: Path, owners: list[Owner], monkeypatch: pytest.MonkeyPatch, kind: str, ends: str
 ) -> None:
     # given a guest with a reader that is half-way through what it reads
     owners.append(Owner(data))
-    with lowmark.open(data) as db:
+    with guest_of(data, monkeypatch) as db:
         reader = db["t"].read(columns=["id", "text"], batch_bytes=100_000, **KINDS[kind])
         found = next(reader)["id"].to_pylist()
         # when its owner ends, and another process opens the directory, replaces every row,
@@ -259,11 +268,11 @@ def test_a_reader_has_every_row_once_though_the_next_owner_compacts_and_sweeps_a
 
 @pytest.mark.slow
 def test_no_cut_passes_a_reader_of_a_guest_that_outlives_the_owner(
-    data: Path, owners: list[Owner]
+    data: Path, owners: list[Owner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given a guest with a reader, and an owner that compacts and cuts while it reads
     owners.append(Owner(data))
-    with lowmark.open(data) as db:
+    with guest_of(data, monkeypatch) as db:
         reader = db["t"].read(columns=["id", "text"], batch_bytes=100_000)
         found = next(reader)["id"].to_pylist()
         (said,) = owners[0].do("print('run', compact())")
