@@ -94,6 +94,7 @@ def test_a_value_that_does_not_fit_ends_a_query_by_name(
         running.batch()
 
 
+@pytest.mark.slow
 def test_a_query_that_is_started_again_goes_on_from_its_checkpoint_without_a_gap(
     place: str, table: Table, options: dict[str, str], tmp_path: Path
 ) -> None:

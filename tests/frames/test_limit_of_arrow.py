@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import struct
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pyspark.serializers import CPickleSerializer, write_int, write_with_length
+from pyspark.serializers import CPickleSerializer
 from pyspark.sql.types import BinaryType, StructType
 from pyspark.sql.worker import plan_data_source_read
 
@@ -31,8 +32,9 @@ def plan(place: str, records_max: int) -> None:
     said: Any = io.BytesIO()
     CPickleSerializer()._write_with_length(Asked({"path": place, "table": "t"}), said)  # type: ignore[no-untyped-call]
     for schema in (StructType().add("partition", BinaryType()), StructType().add("id", "long")):
-        write_with_length(json.dumps(schema.jsonValue()).encode(), said)  # type: ignore[no-untyped-call]
-    write_int(records_max, said)  # type: ignore[no-untyped-call]
+        text = json.dumps(schema.jsonValue()).encode()
+        said.write(struct.pack("!i", len(text)) + text)
+    said.write(struct.pack("!i", records_max))
     said.write(bytes(3))  # pushes no filters; is no stream; bytes are bytearrays
     plan_data_source_read._main(io.BytesIO(said.getvalue()), io.BytesIO())
 

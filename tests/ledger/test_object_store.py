@@ -195,9 +195,11 @@ def test_a_place_is_settled_and_the_way_there_is_not(tmp_path: Path, endpoint: s
         store.delete("database")
         with pytest.raises(LedgersUnseen):
             db.set_ledger_location(other)
-        store.write("database", claim)
-    # when this process's settings, or the database's, name another way to it
     by_settings = Settings(ledger=LedgerSettings(location=other, grace_ms=0))
+    with pytest.raises(LedgersUnseen):
+        lowmark.open(data, settings=by_settings)
+    store.write("database", claim)
+    # when this process's settings, or the database's, name another way to it
     with lowmark.open(data, settings=by_settings) as db:
         assert db.ledger_location == other
         assert db["t"].read(compacted=True).to_pylist() == [{"id": 1, "_change": "upsert"}]

@@ -85,6 +85,9 @@ class Nodes:
     def resume(self, number: int) -> None:
         self._processes[number].send_signal(signal.SIGCONT)
 
+    def pid(self, number: int) -> int:
+        return self._processes[number].pid
+
     def address(self, number: int) -> str:
         return self._listen[number]
 

@@ -116,7 +116,7 @@ def test_rows_that_pack_well_are_split_before_they_unpack_to_too_much(
     # given rows of a megabyte each that pack to almost nothing
     rows = batch(*range(10), status="x" * (1 << 20))
     # when a message may unpack to three of them
-    monkeypatch.setattr("lowmark.table.splitting._UNPACKED_BYTES_MAX", 3 << 20)
+    monkeypatch.setattr("lowmark.table.splitting._UNPACKED_BYTES", 3 << 20)
     made = list(outgoing(rows, schema=1, change=Change.UPSERT, compression="zstd"))
     # then none has more, and all rows are there
     assert [one.rows for one in made] == [2, 1, 2, 2, 1, 2]

@@ -78,11 +78,12 @@ def test_what_is_no_address_is_refused_by_name(given: object) -> None:
 
 
 def test_a_command_takes_several_nodes(served: Served, nothing: str) -> None:
-    for given in ({"LOWMARK_NODE": f"{nothing},{served.address}"}, {}):
-        words = ["--node", f"{nothing},{served.address}"] if not given else []
-        ran = CliRunner().invoke(app, ["table", "list", *words], env=given)
-        assert ran.exit_code == 0, ran.output
-        assert "orders" in ran.output
+    several = f"{nothing},{served.address}"
+    for command, said in (("table list", "orders"), ("status", "cluster")):
+        for words, env in ((["--node", several], {}), ([], {"LOWMARK_NODE": several})):
+            ran = CliRunner().invoke(app, [*command.split(), *words], env=env)
+            assert ran.exit_code == 0, ran.output
+            assert said in ran.output
 
 
 def test_a_stream_that_reads_and_writes_goes_on_through_the_loss_of_a_node(

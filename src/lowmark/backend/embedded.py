@@ -53,11 +53,12 @@ from lowmark.group import Future, open_command, when_all
 from lowmark.holds import Hold as BacklogHold
 from lowmark.holds import Span
 from lowmark.ledger import Tail, tail_of
-from lowmark.ledger.claim import claim
+from lowmark.ledger.claim import LedgersUnseen, check_claim, claim
 from lowmark.log import Damaged, EntryGone, ReadPlan, ReferenceExpired, files
 from lowmark.metastore import Condition, Do, Entry, Operation
 from lowmark.node import NodeSilent, Settings
 from lowmark.runtime import Buffer, HybridTime, millis_of, place_of, together
+from lowmark.runtime.disk import StoreFailed
 from lowmark.runtime.memory import Memory
 from lowmark.runtime.store import Store, place_of_location
 from lowmark.table import (
@@ -194,8 +195,16 @@ class Embedded(NodeThread):
         A database that has tables was opened before, so the place is claimed: it may be away now,
         and what needs no ledger is done all the same. A run looks for the claim by itself.
         """
-        if self.info.ledgers_claimed and not self.catalog().tables:
+        if not self.info.ledgers_claimed:
+            return
+        if not self.catalog().tables:
             claim(self.store, self.info.cluster)
+        elif self.info.ledger_location != self.node.cluster.settings.ledger_location:
+            try:  # another way there, by this process's settings: it must lead to the same place
+                check_claim(self.store, self.info.cluster)
+            except LedgersUnseen as unseen:
+                if not isinstance(unseen.__cause__, StoreFailed):
+                    raise
 
     def _ledger_home(self) -> str:
         """Where ledgers are, if the cluster has settled nothing: in the directory."""

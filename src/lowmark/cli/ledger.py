@@ -175,7 +175,7 @@ def location(
 
     With --json, one object: location.
 
-    Example: lowmark ledger location "s3://bucket/prefix?endpoint_override=10.0.0.7:9000" --data ./d
+    Example: lowmark ledger location "s3://ledgers/shop?region=eu" --data ./shop
     """
     with opened_database(ctx, data) as database:
         if location is not None:

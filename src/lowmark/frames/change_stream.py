@@ -22,6 +22,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 
+from lowmark.backend.remote import RemoteBackend
 from lowmark.backend.values import Hold
 from lowmark.frames.carrying import worded
 from lowmark.frames.changes import Range, changed_batches, places_of
@@ -125,6 +126,8 @@ class ChangeStreamReader(StreamReader):
         """
         self._let_go()
         super()._end_run()
+        if isinstance(self._open().backend, RemoteBackend):
+            self.stop()  # it sends a release by and by, and waits for that when it is closed
 
     def _let_go(self) -> None:
         if self._history is not None:

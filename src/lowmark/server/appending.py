@@ -80,7 +80,7 @@ class AppendStream:
         )
         answering.start()
         try:
-            for rows, note in chunks_of(reader):
+            for rows, note in chunks_of(reader, self._backend):
                 self._heard()
                 self._take(rows, note)
                 del rows

@@ -97,7 +97,7 @@ class Endpoint:
         )
         self._backend = backend
         self._checker = Checker()
-        self._plain = PlainTables(database)
+        self._plain = PlainTables(database, backend)
         self._streams = Slots("streams of appends", self.limits.streams)
         self._call_streams = Slots("streams of calls", self.limits.call_streams)
         self._reads = Slots("reads", self.limits.reads)

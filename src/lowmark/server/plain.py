@@ -21,6 +21,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from lowmark.backend.connection import location_of
+from lowmark.backend.embedded import Embedded
 from lowmark.backend.errors import RequestRefused, TableUnknown
 from lowmark.backend.spread import Spread
 from lowmark.client import Database, Reader, Table
@@ -78,8 +79,9 @@ def is_plain(ticket: bytes) -> bool:
 class PlainTables:
     """The tables of one database."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, served: Embedded) -> None:
         self._db = database
+        self._served = served
 
     # -- what there is ----------------------------------------------------------------------------
 
@@ -197,7 +199,7 @@ class PlainTables:
                 "a descriptor of rows names no table", hint="Use the table's name as its path."
             )
         table = self._db.table(self.wanted(descriptor).table)
-        for rows, _ in chunks_of(reader):
+        for rows, _ in chunks_of(reader, self._served):
             if rows is None:
                 continue
             result = table.append(rows)

@@ -12,18 +12,24 @@ the log) is looked at before it is unpacked (`Checker`), and so are files.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
 
+from lowmark.backend.embedded import Embedded
 from lowmark.backend.errors import RequestRefused
+from lowmark.runtime import RealLoop
 from lowmark.table.unpacking import UNPACKED_BYTES_MAX
 
 _LARGE_BYTES: Final = 32 << 20
 """After a message that large, memory is given back at the end of the stream."""
+_GIVE_BACK_MS: Final = 1_000
 
 
-def chunks_of(reader: Any) -> Iterator[tuple[pa.RecordBatch | None, pa.Buffer | None]]:
+def chunks_of(
+    reader: Any, backend: Embedded
+) -> Iterator[tuple[pa.RecordBatch | None, pa.Buffer | None]]:
     """The rows and the note of each message, until the client has sent all."""
     largest = 0
     try:
@@ -48,4 +54,13 @@ def chunks_of(reader: Any) -> Iterator[tuple[pa.RecordBatch | None, pa.Buffer | 
             del rows
     finally:
         if largest > _LARGE_BYTES:
-            pa.default_memory_pool().release_unused()
+            backend.tell(partial(_give_back, backend.node.loop))
+
+
+def _give_back(loop: RealLoop) -> None:
+    """On the loop, in a moment: until then an error may hold what it was raised over. Arrow's
+    allocator gives back what another thread has used only where the process's main thread asks for
+    it, and a node that is served has its loop there; else it does by and by, as that thread uses
+    memory.
+    """
+    loop.call_later(_GIVE_BACK_MS, pa.default_memory_pool().release_unused)

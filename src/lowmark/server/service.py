@@ -218,7 +218,7 @@ class Service:
         """A stream of calls: request by request, each with its answer. `watched` is around what
         waits for the client to take one.
         """
-        for rows, note in chunks_of(reader):
+        for rows, note in chunks_of(reader, self.backend):
             if note is None or rows is not None:
                 raise RequestRefused("a message of a stream of calls is a request, and no rows")
             try:

@@ -22,7 +22,7 @@ from lowmark.table.unpacking import UNPACKED_BYTES_MAX
 MESSAGE_BYTES_MAX = 4 << 20
 """Rows are sent in messages of at most this; or of one row."""
 ROW_BYTES_MAX = 7 << 20
-_UNPACKED_BYTES_MAX = UNPACKED_BYTES_MAX // 2
+_UNPACKED_BYTES = UNPACKED_BYTES_MAX // 2
 """So many bytes of rows are in a message however small they compress: a reader unpacks it whole.
 It is well below what servers refuse, which count a little differently.
 """
@@ -67,7 +67,7 @@ def outgoing(
     rows: pa.RecordBatch, *, schema: int, change: Change, compression: Compression
 ) -> Iterator[Outgoing]:
     """The rows as messages, each small enough for one entry of the log."""
-    packed = compression != "none" and rows.nbytes > _UNPACKED_BYTES_MAX and rows.num_rows > 1
+    packed = compression != "none" and rows.nbytes > _UNPACKED_BYTES and rows.num_rows > 1
     message = None if packed else encode_rows(rows, compression)
     if message is not None and message.size <= MESSAGE_BYTES_MAX and rows.num_rows <= ROWS_MAX:
         yield _with_room(message, rows.num_rows, schema, change)
