@@ -81,10 +81,11 @@ def test_opening_and_closing_leaves_nothing_behind(data: Path) -> None:
 
 # shorter relative: test_opening_and_closing_leaves_nothing_behind
 @pytest.mark.release
+@pytest.mark.timeout(1_800)
 def test_opening_and_closing_a_thousand_times_leaves_nothing_behind(data: Path) -> None:
     check_flat(data, 100)
     before = anonymous_kib()
-    check_flat(data, 900)
+    check_flat(data, 400)
     # (malloc has an arena for each of several threads, and fills them by and by)
     assert anonymous_kib() - before < 64 << 10
 
@@ -97,31 +98,36 @@ import lowmark
 from lowmark.node import load_settings
 
 folder, seconds = sys.argv[1], float(sys.argv[2])
-settings = {"log": {"wal_bytes_max": 8 << 20}, "watermark": {"availability_ms": 1_000}}
+settings = {"log": {"wal_bytes_max": 8 << 20}, "watermark": {"availability_ms": 0}}
 with lowmark.open(folder, settings=load_settings(arguments=settings)) as db:
     table = db.create_table("t", {"id": "int64", "a": "string"}, key="id", partitions=4)
-    over, runs, dice = threading.Event(), 0, np.random.default_rng(17)
+    runs, dice = 0, np.random.default_rng(17)
 
     def compact():
         global runs
-        while not over.wait(3):
-            runs += table.compact(engine="local").state == "done"
+        db.advance_watermark("now")
+        runs += table.compact(engine="local").state == "done"
 
+    # What is in memory between two runs are the rows between them: as many each time, however busy
+    # the machine is. A run goes on beside the appends behind it.
     compacting = threading.Thread(target=compact)
     compacting.start()
-    began, said, rows, most = time.monotonic(), 0, 0, 0
+    began, said, appends, most = time.monotonic(), 0, 0, 0
     while (passed := time.monotonic() - began) < seconds:
         keys = np.unique(dice.integers(0, 50_000, 5_000))
         table.append(pa.table({"id": keys, "a": [f"a value of {key}" for key in keys]}))
-        rows += len(keys)
         table.get(int(keys[0]))
+        appends += 1
+        if appends % 200 == 0:
+            compacting.join()
+            compacting = threading.Thread(target=compact)
+            compacting.start()
         with open("/proc/self/status") as status:
             line = next(line for line in status if line.startswith("RssAnon:"))
         most = max(most, int(line.split()[1]))
         if passed > (said + 1) * seconds / 10:
-            print(json.dumps([rows, runs, most, threading.active_count()]), flush=True)
+            print(json.dumps([appends, runs, most, threading.active_count()]), flush=True)
             said, most = said + 1, 0
-    over.set()
     compacting.join()
 """
 
@@ -132,13 +138,14 @@ with lowmark.open(folder, settings=load_settings(arguments=settings)) as db:
 def test_memory_stays_as_it_is_while_rows_are_appended_looked_up_and_compacted(
     tmp_path: Path,
 ) -> None:
-    # when a process appends for minutes, looks keys up, and compacts every few seconds
+    # when a process appends for minutes, looks keys up, and compacts again and again
     words = [sys.executable, "-c", PROGRAM, str(tmp_path / "data"), str(MINUTES * 60)]
     root = Path(__file__).parents[2]
     ran = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, cwd=root)
     tenths = [json.loads(line) for line in ran.stdout.splitlines()]
     # then it weighs as much at its end as when it had just begun
-    rows, runs, weights, _ = zip(*tenths, strict=True)
+    appends, runs, weights, threads = zip(*tenths, strict=True)
     assert runs[-1] >= MINUTES
-    assert rows[-1] > 3 * rows[2]
-    assert max(weights[7:]) <= GROWTH_MAX * max(weights[1:3])
+    assert appends[-1] > 2 * appends[2]
+    assert max(weights[7:]) <= GROWTH_MAX * max(weights[1:3]), weights
+    assert max(threads[7:]) <= max(threads[1:3]) + 2, threads
