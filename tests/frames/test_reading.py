@@ -343,7 +343,7 @@ def test_views_are_made_in_sql_and_tables_are_told_how(
         ({"table": "customers"}, "customers"),
         ({"table": "orders", "maxRowsPerTrigger": 1}, "is for streams"),
         ({"table": "orders", "columns": "*,id"}, "columns has id twice"),
-        ({"table": "orders", "startingOffsets": '{"0": 99}'}, "is beyond its end"),
+        ({"table": "orders", "startingOffsets": '{"0": 99}'}, "of partition 0 is not written yet"),
         ({"table": "orders", "startingOffsetsByTimestamp": '{"0": 99}'}, "Strategy.*latest"),
     ],
 )

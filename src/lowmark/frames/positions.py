@@ -10,7 +10,7 @@ from lowmark.convert.times import time_text
 from lowmark.frames.errors import OptionRefused
 from lowmark.frames.opening import Part
 from lowmark.frames.options import EARLIEST, LATEST, Position, Times
-from lowmark.table import View
+from lowmark.table import OffsetToCome, View
 
 
 @dataclass
@@ -43,10 +43,7 @@ def offsets_of(
     given = dict.fromkeys(views, LATEST if end else EARLIEST) | dict(where)
     for number, at in given.items():
         if at > views[number].end:
-            raise OptionRefused(
-                f"offset {at} of partition {number} is beyond its end",
-                hint=f"It ends at {views[number].end}; -1 is its end, wherever that is.",
-            )
+            raise OffsetToCome(wanted=at, end=views[number].end, partition=number)
     special = {number: {EARLIEST: view.start, LATEST: view.end} for number, view in views.items()}
     return {number: special[number].get(at, at) for number, at in given.items()}
 
