@@ -321,18 +321,22 @@ def test_who_asks_hears_of_an_epoch_that_was_decided_until_it_is_bound_everywher
 def test_an_epoch_that_lacks_rows_elsewhere_makes_no_room_for_others(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(binding, "QUERIES_KEPT", 2)
-    monkeypatch.setattr(state, "QUERIES_KEPT", 2)
+    monkeypatch.setattr(binding, "QUERIES_KEPT", 3)
+    monkeypatch.setattr(state, "QUERIES_KEPT", 3)
     # given as many epochs as may be known, one of which may lack rows elsewhere
     first = log.ask(bind(0, rows=0, plan=(0, 5), query=b"1" * 16, keep_ms=1_000))
-    for other in (b"2" * 16, b"3" * 16):
+    for other in (b"2" * 16, b"3" * 16, b"4" * 16):
         log.ask(bind(0, rows=0, plan=(0, 0), query=other))
     # then another one has made room
     known = [one.id for one in log.machine.state.queries]
-    assert known == [b"1" * 16, b"3" * 16]
-    # and when all lack some, no further one is decided
-    log.ask(bind(1, rows=0, plan=(0, 5), query=b"3" * 16))
+    assert known == [b"1" * 16, b"3" * 16, b"4" * 16]
+    # and when all but one lack some, no further one is decided
+    log.ask(bind(1, rows=0, plan=(0, 5), query=b"4" * 16))
     assert is_a(log.ask(bind(0, rows=0, plan=(0, 0))), TooMany)
+    # but those that were decided elsewhere are bound, and make room for each other
+    for other in (b"5" * 16, b"6" * 16):
+        assert is_a(log.ask(bind(0, rows=0, query=other)), Bound)
+    assert {one.id for one in log.machine.state.queries} == {b"1" * 16, b"4" * 16, b"6" * 16}
     assert log.ask(bind(0, rows=0, query=b"1" * 16)) == first
 
 

@@ -419,9 +419,10 @@ class State:
         ends = (self.finished.get(one) for one in bind.transactions)
         if any(end is not None and not end.commit for end in ends):
             return StagedRowsMissing(wanted=sum(bind.plan), found=0)
-        full = len(self.queries) >= QUERIES_KEPT
-        if full and len(self.queries.lacking()) >= QUERIES_KEPT:
-            return TooMany("epochs that are not bound everywhere", QUERIES_KEPT)
+        # One less: an epoch that another partition has decided makes room for itself, always.
+        most = QUERIES_KEPT - 1
+        if len(self.queries) >= most and len(self.queries.lacking()) >= most:
+            return TooMany("epochs that are not bound everywhere", most)
         return None
 
     def _abandon(self, abandon: Abandon, time: int) -> Outcome:
