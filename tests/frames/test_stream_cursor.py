@@ -531,11 +531,14 @@ def test_a_stream_whose_cursor_is_ahead_or_unknown_in_one_partition_goes_on(
     end = reader.latestOffset(place, ReadAllAvailable())
     reader.partitions(place, end)
     cursor, ends = place["cursor"], orders.snapshot().ends
-    # when its cursor is further in one partition, it moves in the other one
+    # when it goes on by an older checkpoint, and its cursor is further in one partition
     appended(orders, *range(20, 40))
     later = orders.snapshot().ends
     orders.cursors.commit(cursor, {0: later[0]})
+    reader = start()
+    reader.partitions(place, end)
     reader.commit(end)
+    # then it moves in the other one
     assert orders.cursors.get(cursor).position == {0: later[0], 1: ends[1]}
     # and where a partition does not know it any more, it holds from there again
     proposed(orders, DeleteCursor(cursor), 1)
