@@ -12,7 +12,7 @@ import pytest
 import lowmark
 from eventually import eventually
 from ledger.remote import remote_store
-from lowmark.errors import LedgersUnseen, Rejected
+from lowmark.errors import LedgerLost, LedgersUnseen, Rejected
 from lowmark.ledger.claim import claim, prove
 from lowmark.node import NodeClient, Settings
 from lowmark.node.settings import ClockLimits, LedgerSettings, WatermarkSettings
@@ -165,3 +165,29 @@ def test_a_place_that_can_t_be_written_to_or_is_another_s_is_no_place(tmp_path: 
         prove(store, "theirs", token="1")
     prove(store, "ours", token="1")
     assert [one.path for one in store.files("")] == ["database"]
+
+
+def test_ledgers_whose_place_is_away_are_not_taken_for_lost(
+    tmp_path: Path, shared: Path, settings: Settings
+) -> None:
+    # given a table with a ledger, at a place that may be away
+    with lowmark.open(tmp_path / "data", settings=settings) as db:
+        table = db.create_table("orders", COLUMNS, key="id", partitions=1)
+        table.append([{"id": 1, "status": "new"}])
+        db.advance_watermark("now")
+        table.compact(engine="local")
+        # when it is not mounted, then a reader that opens a file hears of that, and of no loss
+        away = shared.rename(tmp_path / "away")
+        shared.mkdir()
+        for read in (table.count, lambda: table.read(compacted=True).to_arrow()):
+            with pytest.raises(LedgersUnseen) as told:
+                read()
+            assert "rebuild" not in told.value.hint
+        # and reads on when it is back
+        shared.rmdir()
+        away.rename(shared)
+        assert table.count() == 1
+        # but one file that is gone is lost
+        (shared / table.ledgers()[0].files[0]).unlink()
+        with pytest.raises(LedgerLost):
+            table.read(compacted=True).to_arrow()

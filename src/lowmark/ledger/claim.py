@@ -11,6 +11,7 @@ it wrote, and remove it.
 from __future__ import annotations
 
 from lowmark.errors import LowmarkError, Rejected, Unavailable
+from lowmark.ledger.errors import LedgerLost
 from lowmark.runtime import FileMissing
 from lowmark.runtime.disk import StoreFailed
 from lowmark.runtime.store import Store
@@ -71,6 +72,16 @@ def prove(store: Store, database: str, *, token: str) -> None:
         raise
     except LowmarkError as error:
         raise LedgersUnseen(store.location, error) from error
+
+
+def missing(store: Store, path: str) -> LowmarkError:
+    """Why a file of a ledger is not there. It is lost; or the whole place is away, as a share is
+    that is not mounted: then its ledgers are as they were, and nothing is to be rebuilt.
+    """
+    where = store.url(path)
+    if store.stat(_CLAIM) is None and not store.folders(""):
+        return LedgersUnseen(store.location, f"{where} is not there, nor is any other file.")
+    return LedgerLost(where)
 
 
 def _owner(store: Store) -> str:

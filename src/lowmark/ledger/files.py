@@ -25,8 +25,9 @@ from pyroaring import BitMap
 from lowmark.catalog import Table, TableSchema
 from lowmark.catalog.arrow import to_arrow
 from lowmark.errors import Corrupt, invariant
+from lowmark.ledger.claim import missing
 from lowmark.ledger.digest import EMPTY, chunk_ranges, leaves_of, measure, row_hashes
-from lowmark.ledger.errors import LedgerDamaged, LedgerLost
+from lowmark.ledger.errors import LedgerDamaged
 from lowmark.ledger.key_file import index_bytes, write_key_file
 from lowmark.ledger.manifest import LedgerFile, bitmap_text, checksums_text, digest_text
 from lowmark.runtime import FileMissing
@@ -310,7 +311,7 @@ def check_there(store: Store, files: Iterable[LedgerFile]) -> None:
                 continue
             there = store.stat(path)
             if there is None:
-                raise LedgerLost(store.url(path))
+                raise missing(store, path)
             if there.bytes != size:
                 raise LedgerDamaged(store.url(path), f"it has {there.bytes} bytes, not {size}")
         _check_footer(store, file)
@@ -320,8 +321,8 @@ def _check_footer(store: Store, file: LedgerFile) -> None:
     try:
         with store.reading(file.path), store.open(file.path) as stream:
             footer = stream.read_at(file.footer_bytes, file.bytes - file.footer_bytes)
-    except FileMissing as missing:
-        raise LedgerLost(store.url(file.path)) from missing
+    except FileMissing as gone:
+        raise missing(store, file.path) from gone
     except (pa.ArrowException, OSError) as error:
         raise LedgerDamaged(store.url(file.path), str(error)) from error
     if crc32c(footer) != file.footer_checksum:
@@ -389,8 +390,8 @@ class OpenFile:
         try:
             with self._store.reading(self.file.path):
                 yield
-        except FileMissing as missing:
-            raise LedgerLost(self._where) from missing
+        except FileMissing as gone:
+            raise missing(self._store, self.file.path) from gone
         except (pa.ArrowException, OSError) as error:
             raise LedgerDamaged(self._where, str(error)) from error
 

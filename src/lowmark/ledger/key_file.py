@@ -21,8 +21,9 @@ import pyarrow.compute as pc
 from crc32c import crc32c
 from pyarrow import ipc
 
+from lowmark.ledger.claim import missing
 from lowmark.ledger.digest import checksum_of
-from lowmark.ledger.errors import LedgerDamaged, LedgerLost
+from lowmark.ledger.errors import LedgerDamaged
 from lowmark.runtime import FileMissing
 from lowmark.runtime.store import Store
 from lowmark.table import I64, U64, KeyForm
@@ -124,8 +125,8 @@ def open_key_file(store: Store, path: str, *, checksum: int) -> KeyFile:
     try:
         with store.reading(path), store.open(path) as file:
             data = file.read_buffer()
-    except FileMissing as missing:
-        raise LedgerLost(where) from missing
+    except FileMissing as gone:
+        raise missing(store, path) from gone
     if crc32c(data) != checksum:
         raise LedgerDamaged(where, "its checksum is wrong")
     try:

@@ -27,8 +27,9 @@ from lowmark.catalog import Table
 from lowmark.catalog.types import type_text
 from lowmark.catalog.values import Value, value_text
 from lowmark.errors import Corrupt, invariant
+from lowmark.ledger.claim import missing
 from lowmark.ledger.digest import EMPTY, Digest
-from lowmark.ledger.errors import LedgerDamaged, LedgerLost, LedgerMisplaced
+from lowmark.ledger.errors import LedgerDamaged, LedgerMisplaced
 from lowmark.ledger.records import Pointer
 from lowmark.runtime import FileMissing
 from lowmark.runtime.store import Store
@@ -399,8 +400,8 @@ def read_manifest(store: Store, path: str, expected: Expected | None = None) -> 
     where = store.url(path)
     try:
         data = store.read(path)
-    except FileMissing as missing:
-        raise LedgerLost(where) from missing
+    except FileMissing as gone:
+        raise missing(store, path) from gone
     manifest = decode_manifest(data, path=where)
     _check_right(manifest, expected, path=path, where=where)
     return manifest
