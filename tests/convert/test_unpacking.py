@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -138,3 +139,23 @@ def test_values_that_are_written_once_and_meant_often_are_counted_before_they_ar
     # and one that is within the bound is written out
     some = from_arrow(Plain.STRING, dictionary.slice(0, 3))
     assert some.to_pylist() == [text] * 3
+
+
+def test_values_that_views_share_are_counted_as_often_as_they_are_meant() -> None:
+    # given a megabyte of text that 2,000 views mean, some of which are null
+    text = b"x" * (1 << 20)
+    view = struct.pack("<i4sii", len(text), text[:4], 0, 0)
+    parts = [pa.py_buffer(view * 2_000), pa.py_buffer(text)]
+    shared = pa.Array.from_buffers(pa.string_view(), 2_000, [None, *parts])
+    # then the column is refused, before it takes two gigabytes, as are a dictionary's values
+    before = pa.total_allocated_bytes()
+    named = pa.DictionaryArray.from_arrays(np.zeros(1, np.int32), shared)
+    for array in (shared, named):
+        with pytest.raises(Rejected, match=r"has 2,\d+,\d+,\d+ bytes when its values are written"):
+            from_arrow(Plain.STRING, array)
+    assert pa.total_allocated_bytes() - before < 1 << 20
+    # and a part of it that is within the bound is taken, whatever a null's view says
+    few = pa.py_buffer(bytes([0b1000]) + bytes(249))
+    nulls = pa.Array.from_buffers(pa.string_view(), 2_000, [few, *parts])
+    assert from_arrow(Plain.STRING, nulls.slice(3, 1_500)).null_count == 1_499
+    assert from_arrow(Plain.STRING, shared.slice(7, 2)).to_pylist() == [text.decode()] * 2

@@ -11,6 +11,7 @@ from crc32c import crc32c
 from pyarrow import ipc
 
 from lowmark.ledger import KEY_SEED, KeyFile, LedgerDamaged, LedgerLost, open_key_file
+from lowmark.ledger.claim import claim
 from lowmark.ledger.key_file import key_file_batch
 from lowmark.runtime.store import Store
 from lowmark.table import U64, KeyForm
@@ -108,6 +109,7 @@ def test_hashes_are_those_that_one_key_has_by_itself(store: Store) -> None:
 
 
 def test_an_index_that_is_missing_is_lost(store: Store) -> None:
+    claim(store, "a database")
     with pytest.raises(LedgerLost, match=r"one\.keys is missing"):
         open_key_file(store, "one.keys", checksum=0)
 

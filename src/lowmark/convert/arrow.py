@@ -184,6 +184,8 @@ def unwrapped(array: pa.Array) -> pa.Array:
         elif isinstance(array, pa.ExtensionArray):
             array = array.storage
         else:
+            if _is_view(array):
+                _check_size(len(array), _viewed_bytes(array))
             return array
 
 
@@ -200,12 +202,32 @@ def _check_written_out(count: int, values: pa.Array, each: Callable[[pa.Array], 
             size = count * values.type.bit_width // 8
         except ValueError:  # nested: there is a bound, and no more
             size = count * values.nbytes
+    _check_size(count, size)
+
+
+def _check_size(count: int, size: int) -> None:
     if size > WRITTEN_OUT_BYTES_MAX:
         raise Rejected(
             f"a column of {count:,} rows has {size:,} bytes when its values are written out",
             detail=f"At most {WRITTEN_OUT_BYTES_MAX:,} bytes of a column are taken at once.",
             hint="Append it in smaller batches.",
         )
+
+
+def _is_view(array: pa.Array) -> bool:
+    return bool(pa.types.is_string_view(array.type) or pa.types.is_binary_view(array.type))
+
+
+def _viewed_bytes(array: pa.Array) -> int:
+    """How long the values of a view are together: any number of them may be one and the same."""
+    views = array.buffers()[1]
+    if views is None or not len(array):
+        return 0
+    # Each has 16 bytes, and begins with its length.
+    end = array.offset + len(array)
+    lengths = np.frombuffer(views, "<i4", count=4 * end)[::4][array.offset :]
+    there = array.is_valid().to_numpy(zero_copy_only=False)
+    return int(lengths[there].sum(dtype=np.int64))
 
 
 def _times(lengths: pa.Array, runs: pa.Array) -> pa.Array:
@@ -217,6 +239,8 @@ def _times(lengths: pa.Array, runs: pa.Array) -> pa.Array:
 
 def _without_views(array: pa.Array) -> pa.Array:
     """Values that can be taken by index; of views, Arrow does not know how."""
+    if _is_view(array):
+        _check_size(len(array), _viewed_bytes(array))
     if pa.types.is_string_view(array.type):
         return array.cast(pa.string())
     if pa.types.is_binary_view(array.type):
