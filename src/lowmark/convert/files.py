@@ -246,13 +246,14 @@ def _read_arrow(source: Source, coercion: Coercion, kind: str) -> Iterator[FileB
     batches = _parquet(source) if kind == "parquet" else _ipc(source)
     row = 0
     for batch, done in _readable(source, kind, batches):
-        for at in range(0, batch.num_rows, _BATCH_ROWS):
+        for at in range(0, max(batch.num_rows, 1), _BATCH_ROWS):
             part = batch if batch.num_rows <= _BATCH_ROWS else batch.slice(at, _BATCH_ROWS)
             try:
                 made = coercion.batch(part, first_row=row)
             except Rejected as refused:
                 raise in_file(refused, source.name) from None
-            yield FileBatch(made, row, done, source.size)
+            if part.num_rows:  # else its columns are looked at all the same
+                yield FileBatch(made, row, done, source.size)
             row += part.num_rows
 
 
@@ -291,6 +292,8 @@ def _parquet(source: Source) -> Iterator[tuple[pa.RecordBatch, int]]:
         for batch in file.iter_batches(batch_size=_BATCH_ROWS):
             done += batch.num_rows
             yield batch, size * done // max(rows, 1)
+        if not done:
+            yield _no_rows(file.schema_arrow), size
 
 
 def _ipc(source: Source) -> Iterator[tuple[pa.RecordBatch, int]]:
@@ -302,7 +305,15 @@ def _ipc(source: Source) -> Iterator[tuple[pa.RecordBatch, int]]:
                 size = source.size or 0
                 check_batch(at)
                 yield file.get_batch(at), size * (at + 1) // file.num_record_batches
+            if not file.num_record_batches:
+                yield _no_rows(file.schema), source.size or 0
     else:
         with pa.ipc.open_stream(pa.PythonFile(CheckedStream(source), mode="r")) as stream:
+            yield _no_rows(stream.schema), source.done
             for batch in stream:
                 yield batch, source.done
+
+
+def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
+    """A file without rows has columns all the same."""
+    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
