@@ -340,6 +340,27 @@ def test_an_epoch_that_lacks_rows_elsewhere_makes_no_room_for_others(
     assert log.ask(bind(0, rows=0, query=b"1" * 16)) == first
 
 
+def test_epochs_that_all_lack_rows_since_an_earlier_release_leave_room_for_one_of_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(binding, "QUERIES_KEPT", 2)
+    monkeypatch.setattr(state, "QUERIES_KEPT", 2)
+    # given as many queries as may be known, which an earlier release let all lack rows elsewhere
+    log = Log()
+    log.machine.upgrade(5)
+    for query in (b"1" * 16, b"2" * 16):
+        log.ask(bind(0, rows=0, plan=(0, 5), query=query))
+    log.restart(5)
+    # when all members know that none of these may be forgotten
+    log.machine.upgrade(6)
+    # then epochs that other partitions have decided are bound, and make room for each other
+    for query in (b"3" * 16, b"4" * 16):
+        assert is_a(log.ask(bind(0, rows=0, query=query)), Bound)
+    restart(log)
+    known = {one.id for one in log.machine.state.queries}
+    assert known == {b"1" * 16, b"2" * 16, b"4" * 16}
+
+
 def test_nothing_is_abandoned_until_all_members_know_how() -> None:
     log = Log()
     log.machine.upgrade(5)

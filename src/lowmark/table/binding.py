@@ -144,8 +144,8 @@ class Queries:
         older = [one._replace(transactions=(), plan=()) for one in before]
         # A query is as long there as any of its epochs has said.
         ends_ms = ends_ms if there is None else max(ends_ms, there.ends_ms)
-        for over in [one.id for one in self._queries.values() if self._is_over(one, now_ms)]:
-            del self._queries[over]
+        for gone in [one.id for one in self._queries.values() if self._is_over(one, now_ms)]:
+            del self._queries[gone]
         self._queries[query] = Query(query, ends_ms, (*older, bound)[-EPOCHS_KEPT:])
         while len(self._queries) > QUERIES_KEPT:
             others = (
@@ -153,4 +153,7 @@ class Queries:
                 for one in self._queries.values()
                 if one.id != query and not (self.keeps_lacking and one.lacks)
             )
-            del self._queries[min(others, key=lambda one: (one.ends_ms, one.id)).id]
+            over = min(others, key=lambda one: (one.ends_ms, one.id), default=None)
+            if over is None:  # before version 6, any number of them could lack rows elsewhere
+                return
+            del self._queries[over.id]
