@@ -150,9 +150,10 @@ _DEFINED_IN = {
     ),
     "lowmark.table.errors": (
         "BatchRefused BelowWatermark CursorExists CursorExpired CursorMovesBack CursorOverdue"
-        " CursorUnknown DeletesGone DeletesHeld EpochHalfBound EpochPassed LeaseExpired"
-        " MembersBehind OffsetExpired OffsetToCome OutOfSequence PartitionNotHere ProducerFenced"
-        " ProducerForgotten SchemaNotInForce StagedRowsMissing TimeInFuture TooMany"
+        " CursorUnknown DeletesGone DeletesHeld EpochHalfBound EpochPassed EpochUnfinished"
+        " EpochsUnfinished LeaseExpired MembersBehind OffsetExpired OffsetToCome OutOfSequence"
+        " PartitionNotHere ProducerFenced ProducerForgotten SchemaNotInForce StagedRowsMissing"
+        " TimeInFuture TooMany"
     ),
     "lowmark.catalog.errors": (
         "CatalogBusy CatalogRefused CatalogTooNew CatalogUnreadable IndexNotBuildable NotInForce"

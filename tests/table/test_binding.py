@@ -15,6 +15,8 @@ from lowmark.table import (
     CommandRefused,
     Drop,
     EpochPassed,
+    EpochsUnfinished,
+    EpochUnfinished,
     Finish,
     MembersBehind,
     PartitionMachine,
@@ -332,12 +334,45 @@ def test_an_epoch_that_lacks_rows_elsewhere_makes_no_room_for_others(
     assert known == [b"1" * 16, b"3" * 16, b"4" * 16]
     # and when all but one lack some, no further one is decided
     log.ask(bind(1, rows=0, plan=(0, 5), query=b"4" * 16))
-    assert is_a(log.ask(bind(0, rows=0, plan=(0, 0))), TooMany)
+    assert is_a(log.ask(bind(0, rows=0, plan=(0, 0))), EpochsUnfinished)
     # but those that were decided elsewhere are bound, and make room for each other
     for other in (b"5" * 16, b"6" * 16):
         assert is_a(log.ask(bind(0, rows=0, query=other)), Bound)
     assert {one.id for one in log.machine.state.queries} == {b"1" * 16, b"4" * 16, b"6" * 16}
     assert log.ask(bind(0, rows=0, query=b"1" * 16)) == first
+
+
+def test_the_next_epoch_of_a_query_waits_until_the_last_one_is_bound_everywhere(log: Log) -> None:
+    # given an epoch with rows elsewhere, of which no driver has said that all have it
+    log.append(2, transaction=7)
+    first = log.ask(bind(0, 7, 8, rows=2, plan=(2, 5), keep_ms=DAY_MS))
+    log.append(3, transaction=9)
+    # when the next one comes, soon or late, then nothing changes, and the answer says why
+    for over in (False, True):
+        restart(log)
+        refused = log.ask(bind(1, 9, rows=3, plan=(3, 5)))
+        assert isinstance(refused, EpochUnfinished)
+        assert (refused.newest, refused.over) == (0, over)
+        assert log.ask(Abandon((8,))) == first
+        assert staged(log) == [9]
+        log.ms += DAY_MS
+    # and once it is noted that all have the first one, the next one is decided
+    log.ask(bind(0, rows=0))
+    assert is_a(log.ask(bind(1, 9, rows=3, plan=(3, 5))), Bound)
+
+
+def test_a_query_that_is_known_needs_no_room_for_its_next_epoch(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(binding, "QUERIES_KEPT", 3)
+    monkeypatch.setattr(state, "QUERIES_KEPT", 3)
+    # given a query all of whose rows are bound, and as many others as may lack some
+    log.ask(bind(0, rows=0, plan=(0, 0)))
+    for other in (b"1" * 16, b"2" * 16):
+        log.ask(bind(0, rows=0, plan=(0, 5), query=other))
+    # then its next epoch is decided, and the first one of another query is not
+    assert is_a(log.ask(bind(0, rows=0, plan=(0, 5), query=b"3" * 16)), EpochsUnfinished)
+    assert is_a(log.ask(bind(1, rows=0, plan=(0, 5))), Bound)
 
 
 def test_epochs_that_all_lack_rows_since_an_earlier_release_leave_room_for_one_of_elsewhere(

@@ -31,6 +31,7 @@ from lowmark.table import (
     Bound,
     Drop,
     EpochHalfBound,
+    EpochUnfinished,
     Finish,
     StagedRowsMissing,
 )
@@ -213,7 +214,7 @@ class Commit:
         """Have it decided, then have the rows read everywhere."""
         at = self._at
         self._check_there()
-        first = self._bound({at: self._bind(self._transactions, self._plan, at, keep_ms)})[at]
+        first = self._decided(keep_ms)
         if not first.plan:  # all partitions have it: that was noted, or a later epoch is bound
             self.give_up()
             return Committed(tuple(self._known()), repeated=True)
@@ -234,12 +235,57 @@ class Commit:
             if isinstance(error, OutcomeUnknown):
                 raise
             raise AnswerUnread(f"epoch {self._epoch} is decided", why=error.message) from error
+        if sum(first.plan) > first.rows:
+            # If that is lost, the next epoch ends this one, or the partition's leader does.
+            note = {at: self._whole(self._epoch)}
+            with contextlib.suppress(LowmarkError):
+                self._backend.propose(self._table.id, note, timeout_s=_ABORT_S)
         parts = [
             Part(number, one.first, one.rows, one.time)
             for number, one in sorted({**bound, at: first}.items())
             if one.rows
         ]
         return Committed(tuple(parts), repeated)
+
+    def _decided(self, keep_ms: int) -> Bound:
+        """What the partition answers that decides. If it does not know yet that the query's last
+        epoch is bound everywhere, that one is ended first.
+        """
+        wanted = {self._at: self._bind(self._transactions, self._plan, self._at, keep_ms)}
+        while True:
+            try:
+                return self._bound(wanted)[self._at]
+            except EpochUnfinished as error:
+                self._end_last(error, keep_ms)
+
+    def _end_last(self, error: EpochUnfinished, keep_ms: int) -> None:
+        """Have the last epoch read everywhere, by what is known where it was decided."""
+        at, asked = self._at, Drop(self._query, error.newest, ())
+        ask = partial(self._backend.propose, self._table.id, {at: asked})
+        last = self._patiently(ask)[at]
+        if not isinstance(last, Bound) or not last.plan:
+            return  # it was ended meanwhile
+        families = tuple(sorted(set(map(family, last.transactions))))
+        bound, missing = [at], []
+        for number, rows in enumerate(last.plan):
+            if not rows or number == at:
+                continue
+            wanted = Bind(
+                self._query, last.epoch, last.transactions, rows, families=families, keep_ms=keep_ms
+            )
+            try:
+                self._bound({number: wanted})
+                bound.append(number)
+            except StagedRowsMissing:
+                if not error.over:  # else they have forgotten what they bound
+                    missing.append(number)
+        if missing:
+            raise EpochHalfBound(last.epoch, bound=sorted(bound), missing=missing)
+        self._bound({at: self._whole(last.epoch)})
+
+    def _whole(self, epoch: int) -> Bind:
+        """A note that an epoch is bound everywhere."""
+        return Bind(self._query, epoch, (), 0)
 
     def _known(self) -> Iterator[Part]:
         """Where the rows of an epoch are that is bound everywhere, as far as that is known."""
@@ -333,7 +379,7 @@ class Commit:
         while True:
             try:
                 return ask()
-            except Ended:
+            except (Ended, EpochUnfinished):
                 raise
             except (Unavailable, NotLeader, Superseded) as error:
                 if isinstance(error, OutcomeUnknown):

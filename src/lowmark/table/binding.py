@@ -9,11 +9,17 @@ It binds those that count to the epoch, partition by partition:
        first that it gave, says which transactions count, and how many rows they have in each
        partition; a driver that comes later goes on with these, whatever its own tasks have staged
     2. everywhere else                 the rows of those are read from there on
+    3. where it was decided            it is noted that it is bound everywhere
 
-After 1 the epoch's rows are given, for good. A crash between 1 and 2, or within 2, leaves
-partitions whose rows are not read yet; the driver that repeats the epoch has them read. If none
-comes for `LEFT_MS`, the leader of the partition where the epoch was decided does
-(`lowmark.upkeep.epochs`), and then notes there that it is bound everywhere.
+After 1 the epoch's rows are given, for good. A crash between 1 and 3, or within 2, leaves
+partitions whose rows may not be read yet. Until 3 the deciding partition knows what counts, and
+decides no later epoch of the query: otherwise it would know of the last one only, and what the one
+before lacks would be dropped in the end. So one of these has the rows read, and notes it:
+
+    - the driver that repeats the epoch
+    - the driver that comes with the next one: it is refused, and ends the last one first. So a note
+      that was lost costs the next epoch a moment
+    - if none comes for `LEFT_MS`, the leader of the deciding partition (`lowmark.upkeep.epochs`)
 
 A partition knows the last epochs of a query (`EPOCHS_KEPT`), and forgets a query that has bound
 nothing for as long as it said; but not while an epoch that it has decided may lack rows elsewhere.
@@ -44,7 +50,8 @@ QUERIES_KEPT: Final = 4_096
 STAGED_MS: Final = 24 * 3_600 * 1_000
 """Rows are dropped that were staged so long ago: no task takes longer, and none is there."""
 LEFT_MS: Final = 600 * 1_000
-"""An epoch that was decided so long ago, and may lack rows elsewhere, has no driver any more."""
+"""An epoch that was decided so long ago, and may lack rows elsewhere, has no driver any more, or
+the driver's note that it is bound everywhere was lost."""
 ABANDONED_MAX: Final = 512
 """Transactions of one `Abandon`: fewer than a partition remembers the end of."""
 ATTEMPT_BITS: Final = 20

@@ -283,6 +283,38 @@ class EpochPassed(Conflict):
         )
 
 
+class EpochUnfinished(Unavailable):
+    """A query's next epoch, while its last one may lack rows in some partitions."""
+
+    newest = 0
+    """The last one."""
+    over = False
+    """Whether the query is known for longer than it said, only because of that."""
+
+    def __init__(self, epoch: int, *, newest: int, over: bool) -> None:
+        super().__init__(
+            f"epoch {epoch} has to wait: epoch {newest} of this query is decided, and may lack rows"
+            " in some partitions",
+            detail="No driver has said yet that all of them have it. Nothing was changed.",
+            hint=f"Commit epoch {newest} again, then epoch {epoch}. Or wait: where it was decided,"
+            " the leader has epochs bound everywhere that no driver has ended for ten minutes.",
+        )
+        self.newest, self.over = newest, over
+
+
+class EpochsUnfinished(Unavailable):
+    """An epoch, while too many others may lack rows in some partitions."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            f"{limit} queries have an epoch that is decided, and may lack rows in some partitions;"
+            " a partition decides no more",
+            detail="Their drivers are at it, or their partition's leader is, ten minutes later."
+            " Nothing was changed.",
+            hint="Retry in a moment. If that does not help, look which partitions have no leader.",
+        )
+
+
 class TooMany(Rejected):
     """More of something than a partition keeps."""
 

@@ -60,6 +60,8 @@ from lowmark.table.errors import (
     CursorOverdue,
     CursorUnknown,
     EpochPassed,
+    EpochsUnfinished,
+    EpochUnfinished,
     LeaseExists,
     LeaseExpired,
     OffsetExpired,
@@ -391,8 +393,11 @@ class State:
             self._drop(bind.transactions, time)  # it will never be bound
             self._drop_families(bind.families, time)
             return EpochPassed(bind.epoch, newest=query.newest)
+        if self.asks and query is not None and query.lacks:
+            over = query.ends_ms <= now_ms
+            return EpochUnfinished(bind.epoch, newest=query.newest, over=over)
         if self.asks and bind.plan:
-            refusal = self._undecidable(bind)
+            refusal = self._undecidable(bind, known=query is not None)
             if refusal is not None:
                 return refusal
         found = sum(batch.rows for one in bind.transactions for batch in self.staged.get(one, ()))
@@ -412,17 +417,18 @@ class State:
         self.queries.put(bind.query, bound, ends_ms=ends_ms, now_ms=now_ms)
         return bound
 
-    def _undecidable(self, bind: Bind) -> LowmarkError | None:
+    def _undecidable(self, bind: Bind, *, known: bool) -> LowmarkError | None:
         """Why an epoch can't be decided here: rows of it were dropped elsewhere, or are about to
         be; or too many epochs are not bound everywhere.
         """
         ends = (self.finished.get(one) for one in bind.transactions)
         if any(end is not None and not end.commit for end in ends):
             return StagedRowsMissing(wanted=sum(bind.plan), found=0)
-        # One less: an epoch that another partition has decided makes room for itself, always.
+        # One less: an epoch that another partition has decided has room, too. A query that is known
+        # needs none.
         most = QUERIES_KEPT - 1
-        if len(self.queries) >= most and len(self.queries.lacking()) >= most:
-            return TooMany("epochs that are not bound everywhere", most)
+        if not known and len(self.queries) >= most and len(self.queries.lacking()) >= most:
+            return EpochsUnfinished(most)
         return None
 
     def _abandon(self, abandon: Abandon, time: int) -> Outcome:

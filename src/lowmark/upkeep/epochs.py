@@ -120,7 +120,7 @@ class Epochs:
                 self._failed(one, f"epoch {last.epoch} can't be noted as bound", future.error)
                 return
             logger.info(
-                "an epoch was bound for a driver that is gone",
+                "an epoch is bound everywhere that no driver has ended",
                 extra={"table": one.table, "partition": one.number, "epoch": last.epoch},
             )
 
