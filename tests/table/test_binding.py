@@ -299,6 +299,44 @@ def test_what_was_abandoned_and_waits_is_dropped_when_it_is_finished(log: Log) -
     assert log.ask(Finish(7, commit=False)) == first
 
 
+def test_what_was_abandoned_is_in_no_epoch_however_much_happens_meanwhile(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "FINISHED_KEPT", 2)
+    # given rows that another partition is about to drop, and an end that is known here
+    first = log.ask(Finish(99, commit=False))
+    log.ask(Abandon((7,)))
+    # when many others are about to be dropped, and are dropped, too
+    log.ms += STAGED_MS - 100
+    for number in range(10, 15):
+        log.ask(Abandon((number, number + 50)))
+    assert log.ask(Finish(99, commit=False)) == first
+    for number in range(20, 25):
+        log.ask(Finish(number, commit=False))
+    restart(log)
+    # then no epoch is decided with the first ones; for a day
+    late = bind(0, 7, rows=0, plan=(0, 5))
+    assert is_a(log.ask(late), StagedRowsMissing)
+    log.ms += 100
+    log.ask(Abandon((8,)))
+    assert list(log.machine.state.given_up) == [10, 60, 11, 61, 12, 62, 13, 63, 14, 64, 8]
+    assert is_a(log.ask(late), Bound)
+
+
+def test_more_is_not_abandoned_than_a_partition_remembers(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "GIVEN_UP_MAX", 3)
+    # given as many transactions as a partition remembers to have given up
+    log.ask(Abandon((1, 2, 3)))
+    # then more are refused, those again are not, and room is there after a day
+    assert is_a(log.ask(Abandon((3, 4))), CommandRefused)
+    assert log.ask(Abandon((3, 1))) is None
+    log.ms += STAGED_MS
+    assert log.ask(Abandon((4,))) is None
+    assert list(log.machine.state.given_up) == [4]
+
+
 def test_who_asks_hears_of_an_epoch_that_was_decided_until_it_is_bound_everywhere(
     log: Log,
 ) -> None:

@@ -27,10 +27,11 @@ nothing for as long as it said; but not while an epoch that it has decided may l
 Rows that no command binds or drops go after `STAGED_MS`, by their partition's leader, which does
 not know whether they count for an epoch: that is decided in another partition. So it asks all of
 them first (`Abandon`). One that has decided on these rows says so, and they stay, whatever their
-age. Each that has not will never decide on them: so what is dropped then is in no epoch. While a
-partition gives no answer, nothing is dropped. Before version 6 of the machine, rows were dropped by
-their age alone; a driver that comes later than that binds what its own tasks have staged there:
-that is why the number of rows is part of the command.
+age. Each that has not gives them up: it decides on none of them for as long (`STAGED_MS`), which is
+far longer than the question takes, or a driver after it has looked whether its rows are there. So
+what is dropped then is in no epoch. While a partition gives no answer, nothing is dropped. Before
+version 6 of the machine, rows were dropped by their age alone; a driver that comes later than that
+binds what its own tasks have staged there: that is why the number of rows is part of the command.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ LEFT_MS: Final = 600 * 1_000
 """An epoch that was decided so long ago, and may lack rows elsewhere, has no driver any more, or
 the driver's note that it is bound everywhere was lost."""
 ABANDONED_MAX: Final = 512
-"""Transactions of one `Abandon`: fewer than a partition remembers the end of."""
+"""Transactions of one `Abandon`."""
+GIVEN_UP_MAX: Final = 1 << 18
+"""Transactions that a partition has given up for others within a day."""
 ATTEMPT_BITS: Final = 20
 """Of a transaction's number: they tell the attempts of one write apart."""
 KEEP_MS_MAX: Final = 366 * 24 * 3_600 * 1_000

@@ -75,8 +75,7 @@ class Epochs:
             for query in left:
                 self._end(one, query)
             others = [number for number in range(table.partitions) if number != one.number]
-            for at in range(0, len(gone), ABANDONED_MAX):
-                self._abandon(one, set(gone[at : at + ABANDONED_MAX]), others)
+            self._abandon(one, gone, others)
         return begun
 
     # -- epochs that lack rows --------------------------------------------------------------------
@@ -128,18 +127,19 @@ class Epochs:
 
     # -- rows that no epoch will have -------------------------------------------------------------
 
-    def _abandon(self, one: Partition, gone: set[int], others: list[int]) -> None:
-        """Ask all other partitions, and drop what none of them has decided on."""
-        left = list(others)
+    def _abandon(self, one: Partition, gone: list[int], others: list[int]) -> None:
+        """Ask all other partitions of some, and drop what none of them has decided on; then go on
+        with the next ones. What was asked for is remembered for a day: a few at a time.
+        """
+        some, rest, left = set(gone[:ABANDONED_MAX]), gone[ABANDONED_MAX:], list(others)
 
         def ask() -> None:
-            if not gone:
-                return
-            if left:
-                self._ask(one.table, left[-1], Abandon(tuple(sorted(gone))), answered)
-                return
-            for transaction in sorted(gone):
-                self._ask(one.table, one.number, Finish(transaction, commit=False), dropped)
+            if left and some:
+                self._ask(one.table, left[-1], Abandon(tuple(sorted(some))), answered)
+            elif some:
+                self._ask(one.table, one.number, Finish(min(some), commit=False), dropped)
+            elif rest:
+                self._abandon(one, rest, others)
 
         def answered(future: Future[object]) -> None:
             if future.error is not None:
@@ -147,7 +147,7 @@ class Epochs:
                 return
             decided = future.result()
             if isinstance(decided, Bound):
-                gone.difference_update(decided.transactions)
+                some.difference_update(decided.transactions)
             else:
                 left.pop()
             ask()
@@ -155,6 +155,9 @@ class Epochs:
         def dropped(future: Future[object]) -> None:
             if future.error is not None:
                 self._failed(one, "staged rows stay for now", future.error)
+                return
+            some.remove(min(some))
+            ask()
 
         ask()
 
