@@ -122,10 +122,10 @@ def invariant(ok: object, message: str) -> None:
 
 _DEFINED_IN = {
     "lowmark.backend.errors": (
-        "AnswerUnread AppendFailed Cancelled Closed DirectoryChanged Ended Forked HoldUnknown"
-        " OtherDatabase PackageMissing PartlyMade PlanOutdated ProducerClosed ProtocolRefused"
-        " ReadOnly ReaderEnded RequestRefused RowMisplaced RowsLost RowsUnrecoverable"
-        " RunUnderWay SegmentsElsewhere ServerFull ServerStuck TableUnknown"
+        "AnswerUnread AppendFailed Cancelled Closed DirectoryChanged Ended EpochUnread Forked"
+        " HoldUnknown OtherDatabase PackageMissing PartlyMade PlanOutdated ProducerClosed"
+        " ProtocolRefused ReadOnly ReaderEnded RequestRefused RowMisplaced RowsLost"
+        " RowsUnrecoverable RunUnderWay SegmentsElsewhere ServerFull ServerStuck TableUnknown"
     ),
     "lowmark.backend.condition": "ConditionRefused",
     "lowmark.access.directory": "NoOwner",
