@@ -153,7 +153,7 @@ _DEFINED_IN = {
         " CursorUnknown DeletesGone DeletesHeld EpochHalfBound EpochPassed EpochUnfinished"
         " EpochsUnfinished LeaseExpired MembersBehind OffsetExpired OffsetToCome OutOfSequence"
         " PartitionNotHere ProducerFenced ProducerForgotten SchemaNotInForce StagedRowsMissing"
-        " TimeInFuture TooMany"
+        " StagingFull TimeInFuture TooMany"
     ),
     "lowmark.catalog.errors": (
         "CatalogBusy CatalogRefused CatalogTooNew CatalogUnreadable IndexNotBuildable NotInForce"

@@ -12,8 +12,15 @@ from eventually import eventually
 from lowmark.backend.values import PartitionStatus
 from lowmark.client import Database, Staged, Table
 from lowmark.client.staging import Commit, attempt_number, drawn_family
-from lowmark.errors import EpochHalfBound, Rejected, StagedRowsMissing, ValueRefused
-from lowmark.table import Bind, Bound, Drop, Finish
+from lowmark.errors import (
+    EpochHalfBound,
+    Rejected,
+    StagedRowsMissing,
+    StagingFull,
+    Unavailable,
+    ValueRefused,
+)
+from lowmark.table import Bind, Bound, Drop, Finish, state
 
 
 @pytest.fixture
@@ -239,6 +246,24 @@ def test_what_is_refused_leaves_nothing(table: Table) -> None:
     assert not table.discard([staged])
     assert table.commit([staged]).parts == first.parts
     assert table.count() == 10
+
+
+def test_a_writer_hears_at_once_that_a_partition_has_no_room_for_staged_rows(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given partitions with as many staged batches as there may be
+    monkeypatch.setattr(state, "STAGED_MAX", 1)
+    waits = stage(table, 0, 60)
+    # when one more comes, then the error says what it would wait for
+    before = [one.view.end for one in states(table).values()]
+    with pytest.raises(StagingFull, match="1 staged batches wait") as full:
+        stage(table, 60, 60)
+    assert isinstance(full.value, Unavailable)
+    assert [one.view.end for one in states(table).values()] == before
+    # and there is room when those that wait are committed
+    table.commit([waits], query="q", epoch=0)
+    table.commit([stage(table, 60, 60)], query="q", epoch=1)
+    assert table.count() == 120
 
 
 @pytest.mark.parametrize("key", ["id", None])

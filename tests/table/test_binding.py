@@ -21,6 +21,7 @@ from lowmark.table import (
     MembersBehind,
     PartitionMachine,
     StagedRowsMissing,
+    StagingFull,
     Tick,
     TooMany,
     binding,
@@ -267,7 +268,7 @@ def test_rows_are_not_dropped_by_their_age_alone(log: Log, monkeypatch: pytest.M
     assert staged(log) == [1, 2]
     # and where there is no room, new ones are refused by name
     monkeypatch.setattr(state, "STAGED_MAX", 2)
-    assert is_a(log.append(1, transaction=3), TooMany)
+    assert is_a(log.append(1, transaction=3), StagingFull)
     # and the leader has them dropped
     log.ask(Finish(1, commit=False))
     assert staged(log) == [2]

@@ -315,6 +315,21 @@ class EpochsUnfinished(Unavailable):
         )
 
 
+class StagingFull(Unavailable):
+    """A batch to be staged, while too many others wait for their transactions."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            f"{limit} staged batches wait in this partition, and it takes no more",
+            detail="Those that were staged an hour ago or earlier make room, as soon as every other"
+            " partition of the table has answered that they do not count for an epoch. Nothing was"
+            " stored.",
+            hint="Commit or discard what is staged (`lowmark explain` shows it), and stage the rows"
+            " again. See to partitions of the table that have no leader: nothing goes until they"
+            " answer.",
+        )
+
+
 class TooMany(Rejected):
     """More of something than a partition keeps."""
 

@@ -69,6 +69,7 @@ from lowmark.table.errors import (
     OffsetToCome,
     SchemaNotInForce,
     StagedRowsMissing,
+    StagingFull,
     TooMany,
     TransactionUnknown,
 )
@@ -306,7 +307,8 @@ class State:
         if self.staged_batches >= STAGED_MAX and self.expires and not self.asks:
             self._drop_abandoned(time, STAGED_SHORT_MS)  # of drivers that die again and again
         if self.staged_batches >= STAGED_MAX:
-            return TooMany("staged batches", STAGED_MAX)
+            # Before version 6 there is nothing that a writer could wait for.
+            return StagingFull(STAGED_MAX) if self.asks else TooMany("staged batches", STAGED_MAX)
         self.staged_batches += 1
         if self.expires:
             self.staged_since.setdefault(batch.transaction, time)
