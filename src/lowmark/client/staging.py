@@ -126,7 +126,9 @@ class Stage:
         return Staged(self._table.id, self._transaction, tuple(self._rows))
 
     def abort(self) -> None:
-        """Drop what was staged. What can't be dropped soon goes after a day."""
+        """Drop what was staged. Of what can't be dropped soon, its partition's leader sees to it a
+        day later, when all partitions have answered.
+        """
         wanted = dict.fromkeys(sorted(self._sent), Finish(self._transaction, commit=False))
         with contextlib.suppress(LowmarkError):
             self._backend.propose(self._table.id, wanted, timeout_s=_ABORT_S)
@@ -216,7 +218,7 @@ class Commit:
         self._check_there()
         first = self._decided(keep_ms)
         if not first.plan:  # all partitions have it: that was noted, or a later epoch is bound
-            with contextlib.suppress(LowmarkError):  # what can't be dropped now goes after a day
+            with contextlib.suppress(LowmarkError):  # what stays, its leader drops a day later
                 self.give_up(timeout_s=_ABORT_S)
             return Committed(tuple(self._known()), repeated=True)
         repeated = set(first.transactions) != set(self._transactions)

@@ -24,9 +24,9 @@ before lacks would be dropped in the end. So one of these has the rows read, and
 A partition knows the last epochs of a query (`EPOCHS_KEPT`), and forgets a query that has bound
 nothing for as long as it said; but not while an epoch that it has decided may lack rows elsewhere.
 
-Rows that no command binds or drops go after `STAGED_MS`, by their partition's leader, which does
-not know whether they count for an epoch: that is decided in another partition. So it asks all of
-them first (`Abandon`). One that has decided on these rows says so, and they stay, whatever their
+Rows that no command binds or drops are dropped after `STAGED_MS` by their partition's leader, which
+does not know whether they count for an epoch: that is decided in another partition. So it asks all
+of them first (`Abandon`). One that has decided on these rows says so, and they stay, whatever their
 age. Each that has not gives them up: it decides on none of them for as long (`STAGED_MS`), which is
 far longer than the question takes, or a driver after it has looked whether its rows are there. So
 what is dropped then is in no epoch. While a partition gives no answer, nothing is dropped. Before
@@ -45,11 +45,13 @@ QUERY_BYTES: Final = 16
 EPOCHS_KEPT: Final = 4
 """Of a query: Spark repeats the last one only."""
 STAGED_SHORT_MS: Final = 3_600 * 1_000
-"""Where there is no room for more batches, rows go that were staged so long ago."""
+"""Where there is no room for more batches, this takes the place of `STAGED_MS`."""
 QUERIES_KEPT: Final = 4_096
 """Beyond, the one goes that would be forgotten next: writes that are no streams go soon."""
 STAGED_MS: Final = 24 * 3_600 * 1_000
-"""Rows are dropped that were staged so long ago: no task takes longer, and none is there."""
+"""Of rows that were staged so long ago, their partition's leader asks all others whether they
+count, and drops them when all have answered that they don't: no task takes longer.
+"""
 LEFT_MS: Final = 600 * 1_000
 """An epoch that was decided so long ago, and may lack rows elsewhere, has no driver any more, or
 the driver's note that it is bound everywhere was lost."""

@@ -246,7 +246,8 @@ class StagedRowsMissing(Conflict):
     def __init__(self, *, wanted: int, found: int) -> None:
         super().__init__(
             f"expected {wanted} staged rows, found {found}",
-            detail="Rows that no writer finishes are dropped after a day. Nothing was changed."
+            detail="Rows that no writer finishes are dropped a day later by the leader of their"
+            " partition, when all partitions have answered; or by hand. Nothing was changed."
             if found < wanted
             else "A batch was stored twice, because too many writers stage at a time. Nothing was"
             " changed.",
