@@ -122,10 +122,10 @@ def invariant(ok: object, message: str) -> None:
 
 _DEFINED_IN = {
     "lowmark.backend.errors": (
-        "AnswerUnread AppendFailed Cancelled Closed DirectoryChanged Ended Forked HoldUnknown"
-        " OtherDatabase PackageMissing PartlyMade PlanOutdated ProducerClosed ProtocolRefused"
-        " ReadOnly ReaderEnded RequestRefused RowMisplaced RowsLost RowsUnrecoverable"
-        " RunUnderWay SegmentsElsewhere ServerFull ServerStuck TableUnknown"
+        "AnswerUnread AppendFailed Cancelled Closed DirectoryChanged Ended EpochUnread Forked"
+        " HoldUnknown OtherDatabase PackageMissing PartlyMade PlanOutdated ProducerClosed"
+        " ProtocolRefused ReadOnly ReaderEnded RequestRefused RowMisplaced RowsLost"
+        " RowsUnrecoverable RunUnderWay SegmentsElsewhere ServerFull ServerStuck TableUnknown"
     ),
     "lowmark.backend.condition": "ConditionRefused",
     "lowmark.access.directory": "NoOwner",
@@ -150,9 +150,10 @@ _DEFINED_IN = {
     ),
     "lowmark.table.errors": (
         "BatchRefused BelowWatermark CursorExists CursorExpired CursorMovesBack CursorOverdue"
-        " CursorUnknown DeletesGone DeletesHeld EpochHalfBound EpochPassed LeaseExpired"
-        " MembersBehind OffsetExpired OffsetToCome OutOfSequence PartitionNotHere ProducerFenced"
-        " ProducerForgotten SchemaNotInForce StagedRowsMissing TimeInFuture TooMany"
+        " CursorUnknown DeletesGone DeletesHeld EpochHalfBound EpochPassed EpochUnfinished"
+        " EpochsUnfinished LeaseExpired MembersBehind OffsetExpired OffsetToCome OutOfSequence"
+        " PartitionNotHere ProducerFenced ProducerForgotten SchemaNotInForce StagedRowsMissing"
+        " StagingFull TimeInFuture TooMany"
     ),
     "lowmark.catalog.errors": (
         "CatalogBusy CatalogRefused CatalogTooNew CatalogUnreadable IndexNotBuildable NotInForce"

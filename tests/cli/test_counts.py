@@ -90,7 +90,11 @@ def test_what_became_of_1_row_is_told_of_1_row(shop: Shop) -> None:
         stage = database.table("t").stage()
         stage.append([{"id": "b"}])
         why = [holder.why for holder in database.table("t").explain().holders]
-    assert why == ["1 row waits for a commit, and is dropped after a day without"]
+    [said] = why
+    assert said == (
+        "1 row waits for a commit, and is dropped after a day without, when all partitions have"
+        " answered"
+    )
 
 
 @pytest.mark.slow

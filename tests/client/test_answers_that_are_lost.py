@@ -17,12 +17,14 @@ import lowmark.backend.embedded
 from eventually import eventually
 from inside import backend_of, proposed
 from lowmark.backend.embedded import Embedded
-from lowmark.client import Database, Table
+from lowmark.client import Database, Staged, Table
+from lowmark.client.staging import Commit
 from lowmark.errors import (
     AnswerUnread,
     Closed,
     CursorMovesBack,
     Ended,
+    EpochUnread,
     LowmarkError,
     NodeUnreachable,
     NotLeader,
@@ -32,7 +34,7 @@ from lowmark.errors import (
 from lowmark.group import Future
 from lowmark.server import Server
 from lowmark.server.service import Service
-from lowmark.table import Control, Cursor, MoveCursor
+from lowmark.table import Control, Cursor, Finish, MoveCursor
 
 CHANGES = ("propose", "execute", "write", "advance_watermark")
 READS = ("status", "catalog", "catalog_at", "view", "views", "get", "range", "watermark", "hold")
@@ -134,17 +136,23 @@ def test_an_epoch_that_is_decided_is_not_said_to_have_failed(
 ) -> None:
     # given rows that are staged in all partitions
     monkeypatch.setattr("lowmark.client.staging._PATIENCE_S", 0.0)
-    with table.stage() as stage:
-        stage.append([{"id": number} for number in range(100, 130)])
-        done = stage.staged()
+    done = staged(table)
     # when the line is cut behind the partition that decides, then the others are not bound yet
     line.cut_behind_change = True
-    with pytest.raises(AnswerUnread, match="epoch 1 is decided"):
+    with pytest.raises(AnswerUnread, match="epoch 1 is decided") as lost:
         table.commit([done], query="q", epoch=1)
+    assert "Commit it again" in lost.value.hint
     # and the same commit again ends it, once
     line.mend()
     assert table.commit([done], query="q", epoch=1).rows == 30
     assert table.count() == 60
+
+
+def staged(table: Table) -> Staged:
+    """Rows in all partitions."""
+    with table.stage() as stage:
+        stage.append([{"id": number} for number in range(100, 130)])
+        return stage.staged()
 
 
 # -- partitions that can't be asked, beside others that have done it ------------------------------
@@ -195,6 +203,45 @@ def test_a_change_that_only_some_partitions_could_be_asked_for_is_not_known(
     # and the same commit again completes it
     away.partitions = frozenset()
     assert table.cursors.commit("c", ENDS).position == ENDS
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_an_epoch_that_is_decided_is_to_be_committed_again_whatever_fails(
+    table: Table, away: Away, monkeypatch: pytest.MonkeyPatch, gone: bool
+) -> None:
+    # given staged rows, and a partition that can't be asked; in another one they may be gone
+    monkeypatch.setattr("lowmark.client.staging._PATIENCE_S", 0.0)
+    some, again = staged(table), staged(table)
+    commit = Commit(backend_of(table), table.descriptor, [some], query="q", epoch=1)
+    first, *others = (number for number in range(3) if number != commit._at)
+    if gone:
+        commit._bound({commit._at: commit._bind(commit._transactions, commit._plan, commit._at, 1)})
+        proposed(table, Finish(some.transaction, commit=False), first)
+    away.partitions = frozenset(others)
+    # when it is committed, then the error says that this can be done again
+    with pytest.raises(EpochUnread) as lost:
+        table.commit([again if gone else some], query="q", epoch=1)
+    assert isinstance(lost.value, OutcomeUnknown)
+    # and that ends it
+    away.partitions = frozenset()
+    table.commit([again if gone else some], query="q", epoch=1)
+    assert table.count() == 60
+
+
+def test_an_epoch_that_is_done_is_repeated_while_a_partition_is_away(
+    table: Table, away: Away
+) -> None:
+    # given an epoch that is bound everywhere, and rows of a driver that repeats it
+    done = table.commit([staged(table)], query="q", epoch=1)
+    again = staged(table)
+    at = Commit(backend_of(table), table.descriptor, [again], query="q", epoch=1)._at
+    # when a partition can't be asked any more, then its repeat ends all the same
+    away.partitions = frozenset({(at + 1) % 3})
+    repeat = table.commit([again], query="q", epoch=1)
+    assert repeat.repeated
+    expected = [one for one in done.parts if one.partition not in away.partitions]
+    assert [*repeat.parts] == expected
+    assert table.count() == 60
 
 
 def test_a_change_that_no_partition_could_be_asked_for_was_not_made(

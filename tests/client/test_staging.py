@@ -12,8 +12,15 @@ from eventually import eventually
 from lowmark.backend.values import PartitionStatus
 from lowmark.client import Database, Staged, Table
 from lowmark.client.staging import Commit, attempt_number, drawn_family
-from lowmark.errors import EpochHalfBound, Rejected, StagedRowsMissing, ValueRefused
-from lowmark.table import Bind, Finish
+from lowmark.errors import (
+    EpochHalfBound,
+    Rejected,
+    StagedRowsMissing,
+    StagingFull,
+    Unavailable,
+    ValueRefused,
+)
+from lowmark.table import Bind, Bound, Drop, Finish, state
 
 
 @pytest.fixture
@@ -101,6 +108,67 @@ def test_a_driver_that_dies_while_it_commits_is_followed_by_one_that_ends_it(
     assert staged_rows(table) == (0 if bound else 60)
 
 
+def lacks(table: Table, query: str, epoch: int) -> bool:
+    """Whether an epoch may lack rows, as the partition knows that has decided it."""
+    commit = Commit(table._backend, table.descriptor, [], query=query, epoch=epoch)
+    asked = {commit._at: Drop(commit._query, epoch, ())}
+    [found] = table._backend.propose(table.descriptor.id, asked).values()
+    assert isinstance(found, Bound)
+    return bool(found.plan)
+
+
+def test_a_commit_ends_with_a_note_that_all_partitions_have_it(table: Table) -> None:
+    # given a commit, and one that another driver has to end
+    table.commit([stage(table, 0, 60)], query="whole", epoch=0)
+    commit = Commit(table._backend, table.descriptor, [stage(table, 60, 60)], query="q", epoch=0)
+    at = commit._at
+    commit._bound({at: commit._bind(commit._transactions, commit._plan, at, 10_000)})
+    assert lacks(table, "q", 0)
+    table.commit([stage(table, 60, 60)], query="q", epoch=0)
+    # then no partition's leader has anything left to do
+    assert not lacks(table, "whole", 0)
+    assert not lacks(table, "q", 0)
+
+
+@pytest.mark.parametrize("bound", [1, 2, 3])
+def test_the_next_epoch_ends_the_last_one_first(table: Table, bound: int) -> None:
+    # given a driver that died when this many partitions had its epoch, before it could say so
+    commit = Commit(table._backend, table.descriptor, [stage(table, 0, 60)], query="q", epoch=0)
+    for number in [commit._at, *(one for one in range(3) if one != commit._at)][:bound]:
+        commit._bound({number: commit._bind(commit._transactions, commit._plan, number, 10_000)})
+    # when another one goes on with the next epoch
+    table.commit([stage(table, 60, 60)], query="q", epoch=1)
+    # then all rows of both are there, and nothing waits
+    assert values(table) == dict.fromkeys(range(120), "x")
+    assert staged_rows(table) == 0
+    assert not lacks(table, "q", 1)
+
+
+def test_the_next_epoch_is_refused_if_rows_of_the_last_one_are_gone(table: Table) -> None:
+    # given an epoch that was decided, and the rest of which was dropped by hand
+    staged = stage(table, 0, 60)
+    commit = Commit(table._backend, table.descriptor, [staged], query="q", epoch=0)
+    at = commit._at
+    commit._bound({at: commit._bind(commit._transactions, commit._plan, at, 10_000)})
+    drop = Finish(staged.transaction, commit=False)
+    table._backend.propose(table.descriptor.id, {one: drop for one in range(3) if one != at})
+    # when the next one is committed, then the error says what is missing, and nothing changes
+    with pytest.raises(EpochHalfBound, match="epoch 0 is in") as caught:
+        table.commit([stage(table, 60, 60)], query="q", epoch=1)
+    assert (caught.value.bound, len(caught.value.missing)) == ((at,), 2)
+    assert len(values(table)) == staged.rows[at]
+
+
+def test_the_next_epoch_does_not_ask_for_rows_that_were_forgotten(table: Table) -> None:
+    # given a query that was bound everywhere, and is over before that was noted
+    commit = Commit(table._backend, table.descriptor, [stage(table, 0, 60)], query="q", epoch=0)
+    for number in [commit._at, *(one for one in range(3) if one != commit._at)]:
+        commit._bound({number: commit._bind(commit._transactions, commit._plan, number, 1)})
+    # when its next epoch comes, then it is stored
+    table.commit([stage(table, 60, 60)], query="q", epoch=1)
+    assert values(table) == dict.fromkeys(range(120), "x")
+
+
 def test_what_has_lost_goes_also_if_another_driver_ends_the_commit(table: Table) -> None:
     # given two attempts of one task, and a driver that has decided on one of them, and no more
     write = drawn_family()
@@ -178,6 +246,24 @@ def test_what_is_refused_leaves_nothing(table: Table) -> None:
     assert not table.discard([staged])
     assert table.commit([staged]).parts == first.parts
     assert table.count() == 10
+
+
+def test_a_writer_hears_at_once_that_a_partition_has_no_room_for_staged_rows(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given partitions with as many staged batches as there may be
+    monkeypatch.setattr(state, "STAGED_MAX", 1)
+    waits = stage(table, 0, 60)
+    # when one more comes, then the error says what it would wait for
+    before = [one.view.end for one in states(table).values()]
+    with pytest.raises(StagingFull, match="1 staged batches wait") as full:
+        stage(table, 60, 60)
+    assert isinstance(full.value, Unavailable)
+    assert [one.view.end for one in states(table).values()] == before
+    # and there is room when those that wait are committed
+    table.commit([waits], query="q", epoch=0)
+    table.commit([stage(table, 60, 60)], query="q", epoch=1)
+    assert table.count() == 120
 
 
 @pytest.mark.parametrize("key", ["id", None])

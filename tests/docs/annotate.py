@@ -88,9 +88,11 @@ class _Dump:
         first = self.data[self.at]
         if first < 0x80:
             self.number(1, name)
-        elif 0x90 <= first < 0xA0:
-            self.show(1, f"{name}: array of {first - 0x90}")
-            for at in range(first - 0x90):
+        elif 0x90 <= first < 0xA0 or first == 0xDC:
+            long = first == 0xDC
+            count = int.from_bytes(self.data[self.at + 1 : self.at + 3]) if long else first - 0x90
+            self.show(3 if long else 1, f"{name}: array of {count}")
+            for at in range(count):
                 self.msgpack(name if parts is None else parts[at])
         elif 0xA0 <= first < 0xC0:
             self.show(1, f"{name}: text of {first - 0xA0}")

@@ -26,7 +26,7 @@ from lowmark.table import (
 )
 from lowmark.table.backlog import _FIELDS
 from lowmark.table.binding import Bound, Query
-from lowmark.table.commands import HEADER_BYTES, Begin, Bind, KeepSchemas, RenewCursor
+from lowmark.table.commands import HEADER_BYTES, Abandon, Begin, Bind, KeepSchemas, RenewCursor
 from lowmark.table.machine import _Header
 from lowmark.table.producers import _Producer
 from lowmark.table.readers import Cursor, Lease
@@ -68,7 +68,8 @@ APPEND = encode_batch(
 
 def machine() -> PartitionMachine:
     """A state with a cut, a cursor that may expire, a lease, a transaction under way, one
-    that is finished, a ledger, a begin minimum, a least schema version, and an epoch of a query.
+    that is finished, one that was given up, a ledger, a begin minimum, a least schema version, and
+    an epoch of a query.
     """
     deletes = encode_rows(rows_of(Change.DELETE))
     commands = [
@@ -86,9 +87,10 @@ def machine() -> PartitionMachine:
         encode_batch(deletes, rows=2, schema=1, change=Change.DELETE, transaction=7),
         encode_control(Bind(QUERY, 3, (7,), 2, plan=(2, 0), keep_ms=3_600_000)),
         encode_control(RenewCursor("billing", 604_800_000)),
+        encode_control(Abandon((8,))),
     ]
     made = PartitionMachine()
-    made.upgrade(5)
+    made.upgrade(6)
     for index, command in enumerate(commands, start=2):
         made.apply(index, _TIME + index, command)
     return made
@@ -147,6 +149,7 @@ def _snapshot(dump: _Dump) -> None:
         begins=("begins", [("begun", ["place", "time"])]),
         staged_since=("staged_since", [("transaction", ["transaction", "time"])]),
         queries=("queries", [("Query", _fields(Query, bound=bound))]),
+        given_up=("given_up", [("transaction", ["transaction", "time"])]),
     )
     dump.msgpack(("header", header))
     dump.remark("backlog")

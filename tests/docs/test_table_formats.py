@@ -228,7 +228,7 @@ def test_the_shown_snapshot_is_restored_and_written_again_byte_for_byte() -> Non
     data = shown("a snapshot of a partition")
     # when a machine is made of them
     made = PartitionMachine()
-    made.restore([data], 5)
+    made.restore([data], 6)
     # then it is the one that the example is of, and it writes the same again
     assert b"".join(map(bytes, made.snapshot())) == data
     same, live = machine(), made.live_indexes()
@@ -241,8 +241,9 @@ def test_the_shown_snapshot_is_restored_and_written_again_byte_for_byte() -> Non
     assert made.state.schemas_from == same.state.schemas_from == 1
     assert made.state.staged_since == same.state.staged_since != {}
     assert [*made.state.queries] == [*same.state.queries] != []
+    assert made.state.given_up == same.state.given_up != {}
     # and it still knows the answer to a batch that is long gone
-    assert made.apply(99, 1, APPEND) == Appended(0, 2, made.state.closed - 13)
+    assert made.apply(99, 1, APPEND) == Appended(0, 2, made.state.closed - 14)
 
 
 # -- what is refused ----------------------------------------------------------------------------
@@ -284,12 +285,12 @@ def test_a_snapshot_that_fails_a_check_of_the_page_is_damage(what: str) -> None:
     (head,) = length.unpack_from(data)
     bad = {
         "cut": data[:-1],
-        "format": data[:5] + b"\x07" + data[6:],
-        "columns": data[:6] + b"\x09" + data[7:],
+        "format": data[:7] + b"\x07" + data[8:],
+        "columns": data[:8] + b"\x09" + data[9:],
         "blocks": data[: length.size + head],
     }
     with pytest.raises(Corrupt):
-        PartitionMachine().restore([bad[what]], 5)
+        PartitionMachine().restore([bad[what]], 6)
 
 
 def test_a_field_that_is_not_known_is_passed_over_in_a_snapshot() -> None:
@@ -303,7 +304,7 @@ def test_a_field_that_is_not_known_is_passed_over_in_a_snapshot() -> None:
     )
     # when it is restored
     made = PartitionMachine()
-    made.restore([length.pack(len(more)), more, data[behind:]], 5)
+    made.restore([length.pack(len(more)), more, data[behind:]], 6)
     # then all else is there
     assert b"".join(map(bytes, made.snapshot())) == data
 

@@ -263,8 +263,6 @@ class TableModel:
     def _finish(self, finish: Finish, time: int) -> Shown:
         known = self._finished.get(finish.transaction)
         if known is not None:
-            if not finish.commit and self._staged.pop(finish.transaction, None) is not None:
-                self._producers.pop(self._staged_by[finish.transaction], None)
             return known
         staged = self._staged.pop(finish.transaction, None)
         if staged is None and finish.commit:
@@ -377,11 +375,7 @@ class TableModel:
                     self._forget(lost, time)
                 return bound or ("None",)
             case Abandon():
-                # An epoch of the only partition is bound everywhere.
-                for one in command.transactions:
-                    given_up = ("Finished", False, len(self.rows), 0, time)
-                    self._finished.setdefault(one, given_up)
-                return ("None",)
+                raise AssertionError("there is no other partition that could ask")
 
     def _adopt(self, wanted: Adopt, time: int) -> Shown:
         fields = msgspec.structs.astuple(wanted)

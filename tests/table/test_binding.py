@@ -15,10 +15,13 @@ from lowmark.table import (
     CommandRefused,
     Drop,
     EpochPassed,
+    EpochsUnfinished,
+    EpochUnfinished,
     Finish,
     MembersBehind,
     PartitionMachine,
     StagedRowsMissing,
+    StagingFull,
     Tick,
     TooMany,
     binding,
@@ -265,7 +268,7 @@ def test_rows_are_not_dropped_by_their_age_alone(log: Log, monkeypatch: pytest.M
     assert staged(log) == [1, 2]
     # and where there is no room, new ones are refused by name
     monkeypatch.setattr(state, "STAGED_MAX", 2)
-    assert is_a(log.append(1, transaction=3), TooMany)
+    assert is_a(log.append(1, transaction=3), StagingFull)
     # and the leader has them dropped
     log.ask(Finish(1, commit=False))
     assert staged(log) == [2]
@@ -295,6 +298,44 @@ def test_what_was_abandoned_and_waits_is_dropped_when_it_is_finished(log: Log) -
     first = log.ask(Finish(7, commit=False))
     assert (staged(log), log.live(), len(log.machine.state.producers)) == ([], [], 0)
     assert log.ask(Finish(7, commit=False)) == first
+
+
+def test_what_was_abandoned_is_in_no_epoch_however_much_happens_meanwhile(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "FINISHED_KEPT", 2)
+    # given rows that another partition is about to drop, and an end that is known here
+    first = log.ask(Finish(99, commit=False))
+    log.ask(Abandon((7,)))
+    # when many others are about to be dropped, and are dropped, too
+    log.ms += STAGED_MS - 100
+    for number in range(10, 15):
+        log.ask(Abandon((number, number + 50)))
+    assert log.ask(Finish(99, commit=False)) == first
+    for number in range(20, 25):
+        log.ask(Finish(number, commit=False))
+    restart(log)
+    # then no epoch is decided with the first ones; for a day
+    late = bind(0, 7, rows=0, plan=(0, 5))
+    assert is_a(log.ask(late), StagedRowsMissing)
+    log.ms += 100
+    log.ask(Abandon((8,)))
+    assert list(log.machine.state.given_up) == [10, 60, 11, 61, 12, 62, 13, 63, 14, 64, 8]
+    assert is_a(log.ask(late), Bound)
+
+
+def test_more_is_not_abandoned_than_a_partition_remembers(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "GIVEN_UP_MAX", 3)
+    # given as many transactions as a partition remembers to have given up
+    log.ask(Abandon((1, 2, 3)))
+    # then more are refused, those again are not, and room is there after a day
+    assert is_a(log.ask(Abandon((3, 4))), CommandRefused)
+    assert log.ask(Abandon((3, 1))) is None
+    log.ms += STAGED_MS
+    assert log.ask(Abandon((4,))) is None
+    assert list(log.machine.state.given_up) == [4]
 
 
 def test_who_asks_hears_of_an_epoch_that_was_decided_until_it_is_bound_everywhere(
@@ -332,12 +373,66 @@ def test_an_epoch_that_lacks_rows_elsewhere_makes_no_room_for_others(
     assert known == [b"1" * 16, b"3" * 16, b"4" * 16]
     # and when all but one lack some, no further one is decided
     log.ask(bind(1, rows=0, plan=(0, 5), query=b"4" * 16))
-    assert is_a(log.ask(bind(0, rows=0, plan=(0, 0))), TooMany)
+    assert is_a(log.ask(bind(0, rows=0, plan=(0, 0))), EpochsUnfinished)
     # but those that were decided elsewhere are bound, and make room for each other
     for other in (b"5" * 16, b"6" * 16):
         assert isinstance(log.ask(bind(0, rows=0, query=other)), Bound)
     assert {one.id for one in log.machine.state.queries} == {b"1" * 16, b"4" * 16, b"6" * 16}
     assert log.ask(bind(0, rows=0, query=b"1" * 16)) == first
+
+
+def test_the_next_epoch_of_a_query_waits_until_the_last_one_is_bound_everywhere(log: Log) -> None:
+    # given an epoch with rows elsewhere, of which no driver has said that all have it
+    log.append(2, transaction=7)
+    first = log.ask(bind(0, 7, 8, rows=2, plan=(2, 5), keep_ms=DAY_MS))
+    log.append(3, transaction=9)
+    # when the next one comes, soon or late, then nothing changes, and the answer says why
+    for over in (False, True):
+        restart(log)
+        refused = log.ask(bind(1, 9, rows=3, plan=(3, 5)))
+        assert isinstance(refused, EpochUnfinished)
+        assert (refused.newest, refused.over) == (0, over)
+        assert log.ask(Abandon((8,))) == first
+        assert staged(log) == [9]
+        log.ms += DAY_MS
+    # and once it is noted that all have the first one, the next one is decided
+    log.ask(bind(0, rows=0))
+    assert is_a(log.ask(bind(1, 9, rows=3, plan=(3, 5))), Bound)
+
+
+def test_a_query_that_is_known_needs_no_room_for_its_next_epoch(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(binding, "QUERIES_KEPT", 3)
+    monkeypatch.setattr(state, "QUERIES_KEPT", 3)
+    # given a query all of whose rows are bound, and as many others as may lack some
+    log.ask(bind(0, rows=0, plan=(0, 0)))
+    for other in (b"1" * 16, b"2" * 16):
+        log.ask(bind(0, rows=0, plan=(0, 5), query=other))
+    # then its next epoch is decided, and the first one of another query is not
+    assert is_a(log.ask(bind(0, rows=0, plan=(0, 5), query=b"3" * 16)), EpochsUnfinished)
+    assert is_a(log.ask(bind(1, rows=0, plan=(0, 5))), Bound)
+
+
+def test_epochs_that_all_lack_rows_since_an_earlier_release_leave_room_for_one_of_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(binding, "QUERIES_KEPT", 2)
+    monkeypatch.setattr(state, "QUERIES_KEPT", 2)
+    # given as many queries as may be known, which an earlier release let all lack rows elsewhere
+    log = Log()
+    log.machine.upgrade(5)
+    for query in (b"1" * 16, b"2" * 16):
+        log.ask(bind(0, rows=0, plan=(0, 5), query=query))
+    log.restart(5)
+    # when all members know that none of these may be forgotten
+    log.machine.upgrade(6)
+    # then epochs that other partitions have decided are bound, and make room for each other
+    for query in (b"3" * 16, b"4" * 16):
+        assert is_a(log.ask(bind(0, rows=0, query=query)), Bound)
+    restart(log)
+    known = {one.id for one in log.machine.state.queries}
+    assert known == {b"1" * 16, b"2" * 16, b"4" * 16}
 
 
 def test_nothing_is_abandoned_until_all_members_know_how() -> None:

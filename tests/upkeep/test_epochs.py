@@ -20,6 +20,7 @@ from lowmark.table import (
     state,
 )
 from lowmark.table.binding import deciding
+from lowmark.upkeep import epochs
 from table.world import TableWorld, log_table
 
 DAY_MS, LEFT_MS = 10_000, 4_000
@@ -167,6 +168,46 @@ def test_nothing_is_dropped_while_the_partition_that_decides_is_away(decided: bo
     world[away].restart()
     world.run_until(lambda: world[away].tables_ is not None)
     look_until(world, table, BOUND if decided else DROPPED)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [True, False])
+def test_an_epoch_is_bound_where_it_can_be_while_another_partition_is_away(first: bool) -> None:
+    # given partitions on a node each, and an epoch that is decided, and no more
+    world, table = staged_world(nodes=3)
+    world.wait(world.leading(table, AT).ask(bind(AT)))
+    away, there = OTHERS if first else reversed(OTHERS)
+    # when the node of one of the others is away, whichever is asked first
+    node = next(node for node in world.up for one in node.tables.of(table) if one.number == away)
+    node.crash()
+    world.run_for(LEFT_MS + 1_000)
+    for one in world.up:
+        one.upkeep.tick()
+    # then the rest is bound
+    world.run_until(lambda: elsewhere(world, table)[there] == BOUND[there])
+    assert world.leading(table, AT).state.queries.lacking()
+    # and when it is back, all is, and that is noted
+    node.restart()
+    world.run_until(lambda: node.tables_ is not None)
+    look_until(world, table, BOUND)
+    world.run_until(lambda: not world.leading(table, AT).state.queries.lacking())
+
+
+def test_rows_of_many_writers_are_dropped_a_few_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(epochs, "ABANDONED_MAX", 2)
+    world, table = staged_world()
+    # given rows of five writers more, and a day later
+    for task in range(5):
+        batch = encode_batch(bytes(100), rows=1, schema=1, transaction=100 + task)
+        world.wait(world.leading(table, AT).append(batch))
+    world.run_for(DAY_MS)
+    # when their partition is looked at again and again, then all of them go
+    look_until(world, table, DROPPED)
+    # and the others know each of them
+    given_up = world.leading(table, OTHERS[0]).state.given_up
+    assert sorted(given_up) == [100, 101, 102, 103, 104, TASK]
 
 
 @pytest.mark.parametrize("decided", [True, False])

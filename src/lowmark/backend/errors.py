@@ -33,6 +33,19 @@ class AnswerUnread(OutcomeUnknown):
         )
 
 
+class EpochUnread(AnswerUnread):
+    """An epoch that is decided, and is not known to be bound everywhere."""
+
+    def __init__(self, epoch: int, *, why: str) -> None:
+        LowmarkError.__init__(
+            self,
+            f"epoch {epoch} is decided, but may not be readable in all partitions yet: {why}",
+            detail="Its rows are given, for good; nothing takes them back.",
+            hint="Commit it again: nothing is stored twice. If you don't, the rest is done without"
+            " you, ten minutes later.",
+        )
+
+
 @contextlib.contextmanager
 def made(what: str) -> Iterator[None]:
     """While what a change has led to is read: that this fails does not say that nothing changed."""

@@ -292,7 +292,8 @@ def _staged(status: PartitionStatus, staging: Staging) -> Holder:
         status.view.end,
         0 if since_ms is None else max(0, status.wall_ms - since_ms),
         f"{counted(staging.rows, 'row')} {verb(staging.rows, 'wait')} for a commit, and"
-        f" {verb(staging.rows, 'are')} dropped after a day without",
+        f" {verb(staging.rows, 'are')} dropped after a day without, when all partitions have"
+        " answered",
         staging.bytes,
     )
 

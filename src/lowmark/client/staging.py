@@ -19,7 +19,7 @@ from functools import partial
 from types import TracebackType
 from typing import Final, Self, TypeVar, cast
 
-from lowmark.backend.errors import AnswerUnread, Ended, NotLeader, OutcomeUnknown, Superseded
+from lowmark.backend.errors import Ended, EpochUnread, NotLeader, OutcomeUnknown, Superseded
 from lowmark.backend.port import Backend
 from lowmark.catalog import Table
 from lowmark.client.agreeing import agreed
@@ -31,6 +31,7 @@ from lowmark.table import (
     Bound,
     Drop,
     EpochHalfBound,
+    EpochUnfinished,
     Finish,
     StagedRowsMissing,
 )
@@ -125,7 +126,9 @@ class Stage:
         return Staged(self._table.id, self._transaction, tuple(self._rows))
 
     def abort(self) -> None:
-        """Drop what was staged. What can't be dropped soon goes after a day."""
+        """Drop what was staged. Of what can't be dropped soon, its partition's leader sees to it a
+        day later, when all partitions have answered.
+        """
         wanted = dict.fromkeys(sorted(self._sent), Finish(self._transaction, commit=False))
         with contextlib.suppress(LowmarkError):
             self._backend.propose(self._table.id, wanted, timeout_s=_ABORT_S)
@@ -213,9 +216,10 @@ class Commit:
         """Have it decided, then have the rows read everywhere."""
         at = self._at
         self._check_there()
-        first = self._bound({at: self._bind(self._transactions, self._plan, at, keep_ms)})[at]
+        first = self._decided(keep_ms)
         if not first.plan:  # all partitions have it: that was noted, or a later epoch is bound
-            self.give_up()
+            with contextlib.suppress(LowmarkError):  # what stays, its leader drops a day later
+                self.give_up(timeout_s=_ABORT_S)
             return Committed(tuple(self._known()), repeated=True)
         repeated = set(first.transactions) != set(self._transactions)
         # Attempts that have lost are dropped, also those of the driver that was first.
@@ -226,14 +230,17 @@ class Commit:
             if number != at and (rows or (repeated and self._plan[number]))
         }
         try:
-            bound = self._bound(wanted)
-        except StagedRowsMissing:
-            bound = self._what_is_left(first, wanted, keep_ms)
+            bound = self._bound_elsewhere(first, wanted, keep_ms)
+        except Ended:
+            raise
         except (Unavailable, NotLeader, Superseded) as error:
             # Its rows are read in some partitions, and will be in all when it is committed again.
-            if isinstance(error, OutcomeUnknown):
-                raise
-            raise AnswerUnread(f"epoch {self._epoch} is decided", why=error.message) from error
+            raise EpochUnread(self._epoch, why=error.message) from error
+        if sum(first.plan) > first.rows:
+            # If that is lost, the next epoch ends this one, or the partition's leader does.
+            note = {at: self._whole(self._epoch)}
+            with contextlib.suppress(LowmarkError):
+                self._backend.propose(self._table.id, note, timeout_s=_ABORT_S)
         parts = [
             Part(number, one.first, one.rows, one.time)
             for number, one in sorted({**bound, at: first}.items())
@@ -241,13 +248,58 @@ class Commit:
         ]
         return Committed(tuple(parts), repeated)
 
+    def _decided(self, keep_ms: int) -> Bound:
+        """What the partition answers that decides. If it does not know yet that the query's last
+        epoch is bound everywhere, that one is ended first.
+        """
+        wanted = {self._at: self._bind(self._transactions, self._plan, self._at, keep_ms)}
+        while True:
+            try:
+                return self._bound(wanted)[self._at]
+            except EpochUnfinished as error:
+                self._end_last(error, keep_ms)
+
+    def _end_last(self, error: EpochUnfinished, keep_ms: int) -> None:
+        """Have the last epoch read everywhere, by what is known where it was decided."""
+        at, asked = self._at, Drop(self._query, error.newest, ())
+        ask = partial(self._backend.propose, self._table.id, {at: asked})
+        last = self._patiently(ask)[at]
+        if not isinstance(last, Bound) or not last.plan:
+            return  # it was ended meanwhile
+        families = tuple(sorted(set(map(family, last.transactions))))
+        bound, missing = [at], []
+        for number, rows in enumerate(last.plan):
+            if not rows or number == at:
+                continue
+            wanted = Bind(
+                self._query, last.epoch, last.transactions, rows, families=families, keep_ms=keep_ms
+            )
+            try:
+                self._bound({number: wanted})
+                bound.append(number)
+            except StagedRowsMissing:
+                if not error.over:  # else they have forgotten what they bound
+                    missing.append(number)
+        if missing:
+            raise EpochHalfBound(last.epoch, bound=sorted(bound), missing=missing)
+        self._bound({at: self._whole(last.epoch)})
+
+    def _whole(self, epoch: int) -> Bind:
+        """A note that an epoch is bound everywhere."""
+        return Bind(self._query, epoch, (), 0)
+
     def _known(self) -> Iterator[Part]:
-        """Where the rows of an epoch are that is bound everywhere, as far as that is known."""
-        asked = dict.fromkeys(range(self._table.partitions), Drop(self._query, self._epoch, ()))
-        found = self._patiently(lambda: self._backend.propose(self._table.id, asked))
-        for number, one in sorted(found.items()):
-            if isinstance(one, Bound) and one.rows:
-                yield Part(number, one.first, one.rows, one.time)
+        """Where the rows of an epoch are that is bound everywhere, as far as that is known: of the
+        partitions that this attempt has rows in, those that answer now.
+        """
+        drop, propose = Drop(self._query, self._epoch, ()), self._backend.propose
+        for number, rows in enumerate(self._plan):
+            if not rows:
+                continue
+            with contextlib.suppress(LowmarkError):
+                one = propose(self._table.id, {number: drop}, timeout_s=_ABORT_S)[number]
+                if isinstance(one, Bound) and one.rows:
+                    yield Part(number, one.first, one.rows, one.time)
 
     def _check_there(self) -> None:
         """Refuse an epoch of which rows were dropped before it is decided: nothing is seen then."""
@@ -265,6 +317,14 @@ class Commit:
         ask = partial(self._backend.propose, self._table.id, {self._at: asked})
         if self._patiently(ask)[self._at] is None:
             raise StagedRowsMissing(wanted=sum(self._plan), found=sum(staged.values()))
+
+    def _bound_elsewhere(
+        self, first: Bound, wanted: Mapping[int, Bind], keep_ms: int
+    ) -> dict[int, Bound]:
+        try:
+            return self._bound(wanted)
+        except StagedRowsMissing:
+            return self._what_is_left(first, wanted, keep_ms)
 
     def _what_is_left(
         self, first: Bound, wanted: Mapping[int, Bind], keep_ms: int
@@ -291,19 +351,19 @@ class Commit:
             raise EpochHalfBound(self._epoch, bound=sorted([self._at, *bound]), missing=missing)
         return bound
 
-    def give_up(self) -> bool:
+    def give_up(self, *, timeout_s: float | None = None) -> bool:
         """Drop what was staged, unless the epoch is decided with it: then a driver that comes later
         ends it, and nothing changes. Says whether it was dropped.
         """
         drop = Drop(self._query, self._epoch, tuple(sorted(self._families)))
         propose, table = self._backend.propose, self._table.id
-        known = propose(table, {self._at: drop})[self._at]
+        known = propose(table, {self._at: drop}, timeout_s=timeout_s)[self._at]
         if isinstance(known, Bound) and set(known.transactions) & set(self._transactions):
             return False
         # Of this attempt nothing is bound, whatever else is.
         anyway = Drop(bytes(QUERY_BYTES), 0, drop.families)
         there = [number for number, rows in enumerate(self._plan) if rows]
-        propose(table, dict.fromkeys(there, anyway))
+        propose(table, dict.fromkeys(there, anyway), timeout_s=timeout_s)
         return True
 
     def _bind(
@@ -333,7 +393,7 @@ class Commit:
         while True:
             try:
                 return ask()
-            except Ended:
+            except (Ended, EpochUnfinished):
                 raise
             except (Unavailable, NotLeader, Superseded) as error:
                 if isinstance(error, OutcomeUnknown):

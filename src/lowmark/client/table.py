@@ -305,7 +305,8 @@ class Table:
 
     def stage(self, *, number: int | None = None) -> Stage:
         """A writer of rows that no reader sees before they are committed (`commit`): one of many,
-        in any process. Rows that are not committed within a day are dropped.
+        in any process. Rows that are not committed within a day are dropped by their partition's
+        leader, when all partitions have answered that they do not count for a commit.
 
         Its `number` is drawn, if not given (`client.staging.attempt_number`).
         """

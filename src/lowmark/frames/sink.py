@@ -3,7 +3,8 @@
     1. each task stages its rows          no reader sees them; what it has staged is its message
     2. the driver commits the messages    of the attempts that count, as an epoch of the query
 What an attempt that fails, or loses, has staged is dropped with the commit; of a write that is
-never committed, after a day. A driver that dies between 1 and 2, or within 2, is followed by one
+never committed, its partition's leader drops it a day later, when all partitions of the table have
+answered that it does not count. A driver that dies between 1 and 2, or within 2, is followed by one
 with the same epoch: a stream has it in its checkpoint. What the first has decided stays, and what
 it has begun is ended (`lowmark.table.binding`). So a task may run any number of times, at once or
 again.
@@ -274,7 +275,8 @@ def _discard(
     epoch: int,
 ) -> None:
     """Drop what tasks have staged, unless a commit has begun to bind it: a driver that comes later
-    ends that. What can't be dropped now goes after a day.
+    ends that. What can't be dropped now, its partition's leader drops a day later, when all
+    partitions have answered.
     """
     try:
         with opened(_known(options, messages), writes=True) as database:

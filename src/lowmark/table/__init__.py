@@ -32,8 +32,9 @@ Invariants
        snapshot. A cursor that is overdue or has expired, and a lease that is over, hold nothing.
     6. Staged rows have no offset and are not read. Finishing gives all of them offsets and one
        time, or drops them; a repeated finish gets the first answer. What a query has staged is
-       bound to its epochs, each once (`binding`). Rows that are neither go after a day; those of
-       an epoch that was decided stay until they are bound, whatever their age.
+       bound to its epochs, each once (`binding`). Rows that are neither are dropped after a day,
+       when all partitions have answered that they do not count for an epoch; those of one that
+       was decided stay until they are bound, whatever their age.
     7. What readers see is a value that never changes (`View`); a newer one replaces it before
        the caller that appended gets its answer.
     8. Applying looks at nothing but the state and the command.
@@ -104,6 +105,8 @@ if TYPE_CHECKING:
         DeletesHeld,
         EpochHalfBound,
         EpochPassed,
+        EpochsUnfinished,
+        EpochUnfinished,
         LeaseExists,
         LeaseExpired,
         LedgerConflict,
@@ -118,6 +121,7 @@ if TYPE_CHECKING:
         RepeatTooOld,
         SchemaNotInForce,
         StagedRowsMissing,
+        StagingFull,
         TimeInFuture,
         TooMany,
         TransactionUnknown,
@@ -205,6 +209,8 @@ __all__ = [
     "Drop",
     "EpochHalfBound",
     "EpochPassed",
+    "EpochUnfinished",
+    "EpochsUnfinished",
     "Fence",
     "Finish",
     "Finished",
@@ -243,6 +249,7 @@ __all__ = [
     "SchemasKept",
     "Shape",
     "StagedRowsMissing",
+    "StagingFull",
     "State",
     "Tables",
     "TakeLease",

@@ -9,22 +9,29 @@ It binds those that count to the epoch, partition by partition:
        first that it gave, says which transactions count, and how many rows they have in each
        partition; a driver that comes later goes on with these, whatever its own tasks have staged
     2. everywhere else                 the rows of those are read from there on
+    3. where it was decided            it is noted that it is bound everywhere
 
-After 1 the epoch's rows are given, for good. A crash between 1 and 2, or within 2, leaves
-partitions whose rows are not read yet; the driver that repeats the epoch has them read. If none
-comes for `LEFT_MS`, the leader of the partition where the epoch was decided does
-(`lowmark.upkeep.epochs`), and then notes there that it is bound everywhere.
+After 1 the epoch's rows are given, for good. A crash between 1 and 3, or within 2, leaves
+partitions whose rows may not be read yet. Until 3 the deciding partition knows what counts, and
+decides no later epoch of the query: otherwise it would know of the last one only, and what the one
+before lacks would be dropped in the end. So one of these has the rows read, and notes it:
+
+    - the driver that repeats the epoch
+    - the driver that comes with the next one: it is refused, and ends the last one first. So a note
+      that was lost costs the next epoch a moment
+    - if none comes for `LEFT_MS`, the leader of the deciding partition (`lowmark.upkeep.epochs`)
 
 A partition knows the last epochs of a query (`EPOCHS_KEPT`), and forgets a query that has bound
 nothing for as long as it said; but not while an epoch that it has decided may lack rows elsewhere.
 
-Rows that no command binds or drops go after `STAGED_MS`, by their partition's leader, which does
-not know whether they count for an epoch: that is decided in another partition. So it asks all of
-them first (`Abandon`). One that has decided on these rows says so, and they stay, whatever their
-age. Each that has not will never decide on them: so what is dropped then is in no epoch. While a
-partition gives no answer, nothing is dropped. Before version 6 of the machine, rows were dropped by
-their age alone; a driver that comes later than that binds what its own tasks have staged there:
-that is why the number of rows is part of the command.
+Rows that no command binds or drops are dropped after `STAGED_MS` by their partition's leader, which
+does not know whether they count for an epoch: that is decided in another partition. So it asks all
+of them first (`Abandon`). One that has decided on these rows says so, and they stay, whatever their
+age. Each that has not gives them up: it decides on none of them for as long (`STAGED_MS`), which is
+far longer than the question takes, or a driver after it has looked whether its rows are there. So
+what is dropped then is in no epoch. While a partition gives no answer, nothing is dropped. Before
+version 6 of the machine, rows were dropped by their age alone; a driver that comes later than that
+binds what its own tasks have staged there: that is why the number of rows is part of the command.
 """
 
 from __future__ import annotations
@@ -38,15 +45,20 @@ QUERY_BYTES: Final = 16
 EPOCHS_KEPT: Final = 4
 """Of a query: Spark repeats the last one only."""
 STAGED_SHORT_MS: Final = 3_600 * 1_000
-"""Where there is no room for more batches, rows go that were staged so long ago."""
+"""Where there is no room for more batches, this takes the place of `STAGED_MS`."""
 QUERIES_KEPT: Final = 4_096
 """Beyond, the one goes that would be forgotten next: writes that are no streams go soon."""
 STAGED_MS: Final = 24 * 3_600 * 1_000
-"""Rows are dropped that were staged so long ago: no task takes longer, and none is there."""
+"""Of rows that were staged so long ago, their partition's leader asks all others whether they
+count, and drops them when all have answered that they don't: no task takes longer.
+"""
 LEFT_MS: Final = 600 * 1_000
-"""An epoch that was decided so long ago, and may lack rows elsewhere, has no driver any more."""
+"""An epoch that was decided so long ago, and may lack rows elsewhere, has no driver any more, or
+the driver's note that it is bound everywhere was lost."""
 ABANDONED_MAX: Final = 512
-"""Transactions of one `Abandon`: fewer than a partition remembers the end of."""
+"""Transactions of one `Abandon`."""
+GIVEN_UP_MAX: Final = 1 << 18
+"""Transactions that a partition has given up for others within a day."""
 ATTEMPT_BITS: Final = 20
 """Of a transaction's number: they tell the attempts of one write apart."""
 KEEP_MS_MAX: Final = 366 * 24 * 3_600 * 1_000
@@ -144,8 +156,8 @@ class Queries:
         older = [one._replace(transactions=(), plan=()) for one in before]
         # A query is as long there as any of its epochs has said.
         ends_ms = ends_ms if there is None else max(ends_ms, there.ends_ms)
-        for over in [one.id for one in self._queries.values() if self._is_over(one, now_ms)]:
-            del self._queries[over]
+        for gone in [one.id for one in self._queries.values() if self._is_over(one, now_ms)]:
+            del self._queries[gone]
         self._queries[query] = Query(query, ends_ms, (*older, bound)[-EPOCHS_KEPT:])
         while len(self._queries) > QUERIES_KEPT:
             others = (
@@ -153,4 +165,7 @@ class Queries:
                 for one in self._queries.values()
                 if one.id != query and not (self.keeps_lacking and one.lacks)
             )
-            del self._queries[min(others, key=lambda one: (one.ends_ms, one.id)).id]
+            over = min(others, key=lambda one: (one.ends_ms, one.id), default=None)
+            if over is None:  # before version 6, any number of them could lack rows elsewhere
+                return
+            del self._queries[over.id]

@@ -225,7 +225,7 @@ class RenewCursor(_Control, frozen=True, tag=16):
 
 
 class Abandon(_Control, frozen=True, tag=17):
-    """Decide no epoch with any of these transactions from here on: their rows are about to be
+    """Decide no epoch with any of these transactions for a day: their rows are about to be
     dropped. If one of them counts for an epoch that was decided here, that is the answer, and
     nothing changes.
 

@@ -246,7 +246,8 @@ class StagedRowsMissing(Conflict):
     def __init__(self, *, wanted: int, found: int) -> None:
         super().__init__(
             f"expected {wanted} staged rows, found {found}",
-            detail="Rows that no writer finishes are dropped after a day. Nothing was changed."
+            detail="Rows that no writer finishes are dropped a day later by the leader of their"
+            " partition, when all partitions have answered; or by hand. Nothing was changed."
             if found < wanted
             else "A batch was stored twice, because too many writers stage at a time. Nothing was"
             " changed.",
@@ -280,6 +281,53 @@ class EpochPassed(Conflict):
             hint="Epochs of a query only grow. If it was started again with an old copy of its"
             " checkpoint, or with a new one under a name that was used before, give it a new"
             " checkpoint, or another name.",
+        )
+
+
+class EpochUnfinished(Unavailable):
+    """A query's next epoch, while its last one may lack rows in some partitions."""
+
+    newest = 0
+    """The last one."""
+    over = False
+    """Whether the query is known for longer than it said, only because of that."""
+
+    def __init__(self, epoch: int, *, newest: int, over: bool) -> None:
+        super().__init__(
+            f"epoch {epoch} has to wait: epoch {newest} of this query is decided, and may lack rows"
+            " in some partitions",
+            detail="No driver has said yet that all of them have it. Nothing was changed.",
+            hint=f"Commit epoch {newest} again, then epoch {epoch}. Or wait: where it was decided,"
+            " the leader has epochs bound everywhere that no driver has ended for ten minutes.",
+        )
+        self.newest, self.over = newest, over
+
+
+class EpochsUnfinished(Unavailable):
+    """An epoch, while too many others may lack rows in some partitions."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            f"{limit} queries have an epoch that is decided, and may lack rows in some partitions;"
+            " a partition decides no more",
+            detail="Their drivers are at it, or their partition's leader is, ten minutes later."
+            " Nothing was changed.",
+            hint="Retry in a moment. If that does not help, look which partitions have no leader.",
+        )
+
+
+class StagingFull(Unavailable):
+    """A batch to be staged, while too many others wait for their transactions."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            f"{limit} staged batches wait in this partition, and it takes no more",
+            detail="Those that were staged an hour ago or earlier make room, as soon as every other"
+            " partition of the table has answered that they do not count for an epoch. Nothing was"
+            " stored.",
+            hint="Commit or discard what is staged (`lowmark explain` shows it), and stage the rows"
+            " again. See to partitions of the table that have no leader: nothing goes until they"
+            " answer.",
         )
 
 

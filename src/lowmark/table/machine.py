@@ -45,7 +45,7 @@ _NEEDED_VERSION: dict[type, int] = {
     Abandon: 6,
 }
 """From which version of the machine on a command is carried out."""
-_FIELDS_OF = {1: 11, 2: 12, 3: 13, 4: 15, 5: 15, 6: 15}
+_FIELDS_OF = {1: 11, 2: 12, 3: 13, 4: 15, 5: 15, 6: 16}
 """How many fields the header has, by format."""
 _CURSOR_FIELDS_OF = {1: 9, 2: 9, 3: 9, 4: 9, 5: 12, 6: 12}
 """How many a cursor has. What is left out is as in a cursor that never expires."""
@@ -70,6 +70,8 @@ class _Header(msgspec.Struct, frozen=True, array_like=True):
     staged_since: tuple[tuple[int, int], ...] = ()
     """From format 4 on, as what follows."""
     queries: tuple[Query, ...] = ()
+    given_up: tuple[tuple[int, int], ...] = ()
+    """From format 6 on."""
 
 
 _CURSORS = _Header.__struct_fields__.index("cursors")
@@ -174,6 +176,7 @@ class PartitionMachine:
             state.schemas_from,
             tuple(state.staged_since.items()),
             tuple(state.queries),
+            tuple(state.given_up.items()),
         )
         fields = list(msgspec.structs.astuple(header)[: _FIELDS_OF[self._version]])
         fields[_CURSORS] = [
@@ -223,6 +226,7 @@ def _restored(data: bytes) -> State:
     state.staged_batches = sum(map(len, state.staged.values()))
     state.staged_since = dict(header.staged_since)
     state.queries = Queries(header.queries)
+    state.given_up = dict(header.given_up)
     if header.format >= _NEEDED_VERSION[Abandon]:
         state.ask_before_dropping()
     state.put_cursors(header.cursors)

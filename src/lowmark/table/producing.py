@@ -39,6 +39,7 @@ from lowmark.table.errors import (
     ProducerFenced,
     ProducerForgotten,
     SchemaNotInForce,
+    StagingFull,
 )
 from lowmark.table.producers import ANSWERS_KEPT, Appended
 
@@ -55,6 +56,7 @@ _FOR_LONG = (
     DiskFull,
     DiskFailed,
     NoMemory,
+    StagingFull,
 )
 """These do not pass by themselves while a caller waits: it gets the error at once."""
 _OF_ONE_NODE = (DiskFull, DiskFailed, NotWritten)

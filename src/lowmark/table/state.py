@@ -17,6 +17,7 @@ from lowmark.table.adopting import Adopted, adopt, deletes_gone
 from lowmark.table.backlog import Backlog
 from lowmark.table.binding import (
     ABANDONED_MAX,
+    GIVEN_UP_MAX,
     KEEP_MS_MAX,
     LEFT_MS,
     QUERIES_KEPT,
@@ -60,12 +61,15 @@ from lowmark.table.errors import (
     CursorOverdue,
     CursorUnknown,
     EpochPassed,
+    EpochsUnfinished,
+    EpochUnfinished,
     LeaseExists,
     LeaseExpired,
     OffsetExpired,
     OffsetToCome,
     SchemaNotInForce,
     StagedRowsMissing,
+    StagingFull,
     TooMany,
     TransactionUnknown,
 )
@@ -188,6 +192,10 @@ class State:
         self.queries = Queries()
         self.finished: dict[int, Finished] = {}
         """The last transactions, oldest first."""
+        self.given_up: dict[int, int] = {}
+        """Transactions whose rows another partition is about to drop, and when it has asked, the
+        earliest first. No epoch is decided with them.
+        """
         self.closed = 0
         """No row at or below this time will ever be added."""
         self.ledger: Adopted | None = None
@@ -294,12 +302,13 @@ class State:
         return answer
 
     def _stage(self, batch: Batch, index: int, time: int, size: int) -> Outcome:
-        if batch.transaction in self.finished:
+        if batch.transaction in self.finished or batch.transaction in self.given_up:
             return BatchRefused(f"transaction {batch.transaction} is finished")
         if self.staged_batches >= STAGED_MAX and self.expires and not self.asks:
             self._drop_abandoned(time, STAGED_SHORT_MS)  # of drivers that die again and again
         if self.staged_batches >= STAGED_MAX:
-            return TooMany("staged batches", STAGED_MAX)
+            # Before version 6 there is nothing that a writer could wait for.
+            return StagingFull(STAGED_MAX) if self.asks else TooMany("staged batches", STAGED_MAX)
         self.staged_batches += 1
         if self.expires:
             self.staged_since.setdefault(batch.transaction, time)
@@ -323,15 +332,16 @@ class State:
     def _finish(self, finish: Finish, time: int) -> Outcome:
         known = self.finished.get(finish.transaction)
         if known is not None:
-            if not finish.commit and finish.transaction in self.staged:
-                self._forget_producers(self._unstaged(finish.transaction))  # it was abandoned
             return known
         if finish.commit and finish.transaction not in self.staged:
             return TransactionUnknown(finish.transaction)
+        commit = finish.commit and finish.transaction not in self.given_up
         staged = self._unstaged(finish.transaction)
         first = self.backlog.end
-        rows = self._add(staged, time) if finish.commit else 0
-        answer = Finished(finish.commit, first, rows, time)
+        rows = self._add(staged, time) if commit else 0
+        if finish.transaction in self.given_up:
+            self._forget_producers(staged)
+        answer = Finished(commit, first, rows, time)
         self._remember(finish.transaction, answer)
         return answer
 
@@ -391,8 +401,11 @@ class State:
             self._drop(bind.transactions, time)  # it will never be bound
             self._drop_families(bind.families, time)
             return EpochPassed(bind.epoch, newest=query.newest)
+        if self.asks and query is not None and query.lacks:
+            over = query.ends_ms <= now_ms
+            return EpochUnfinished(bind.epoch, newest=query.newest, over=over)
         if self.asks and bind.plan:
-            refusal = self._undecidable(bind)
+            refusal = self._undecidable(bind, known=query is not None)
             if refusal is not None:
                 return refusal
         found = sum(batch.rows for one in bind.transactions for batch in self.staged.get(one, ()))
@@ -412,17 +425,19 @@ class State:
         self.queries.put(bind.query, bound, ends_ms=ends_ms, now_ms=now_ms)
         return bound
 
-    def _undecidable(self, bind: Bind) -> LowmarkError | None:
+    def _undecidable(self, bind: Bind, *, known: bool) -> LowmarkError | None:
         """Why an epoch can't be decided here: rows of it were dropped elsewhere, or are about to
         be; or too many epochs are not bound everywhere.
         """
         ends = (self.finished.get(one) for one in bind.transactions)
-        if any(end is not None and not end.commit for end in ends):
+        dropped = any(end is not None and not end.commit for end in ends)
+        if dropped or not self.given_up.keys().isdisjoint(bind.transactions):
             return StagedRowsMissing(wanted=sum(bind.plan), found=0)
-        # One less: an epoch that another partition has decided makes room for itself, always.
+        # One less: an epoch that another partition has decided has room, too. A query that is known
+        # needs none.
         most = QUERIES_KEPT - 1
-        if len(self.queries) >= most and len(self.queries.lacking()) >= most:
-            return TooMany("epochs that are not bound everywhere", most)
+        if not known and len(self.queries) >= most and len(self.queries.lacking()) >= most:
+            return EpochsUnfinished(most)
         return None
 
     def _abandon(self, abandon: Abandon, time: int) -> Outcome:
@@ -432,11 +447,21 @@ class State:
                 hint=f"Name up to {ABANDONED_MAX}.",
             )
         decided = self.queries.deciding_on(abandon.transactions)
-        if decided is None:
-            for one in abandon.transactions:
-                if one not in self.finished:
-                    self._remember(one, Finished(False, self.backlog.end, 0, time))
-        return decided
+        if decided is not None:
+            return decided
+        before_ms = _millis(time) - STAGED_MS
+        since = self.given_up  # the earliest first
+        for one in list(takewhile(lambda one: _millis(since[one]) <= before_ms, since)):
+            del since[one]
+        if len(since.keys() | set(abandon.transactions)) > GIVEN_UP_MAX:
+            return CommandRefused(
+                f"a partition gives up at most {GIVEN_UP_MAX} transactions in a day",
+                hint="Ask again later.",
+            )
+        for one in abandon.transactions:
+            since.pop(one, None)  # it goes to the end
+            since[one] = time
+        return None
 
     def _drop_unless_bound(self, drop: Drop, time: int) -> Outcome:
         query = self.queries.get(drop.query, _millis(time))
@@ -464,7 +489,9 @@ class State:
         self.asks = self.queries.keeps_lacking = True
 
     def abandoned(self, time: int) -> list[int]:
-        """The transactions that no driver will bind any more, unless they were decided on."""
+        """The transactions that were staged so long ago that they go, unless they were decided on:
+        a day ago; where there is no room for more, an hour ago.
+        """
         if not self.asks:
             return []
         full = self.staged_batches >= STAGED_MAX

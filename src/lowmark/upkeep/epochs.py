@@ -15,15 +15,18 @@ Rows that were staged here a day ago:
     2. the others are dropped
 
 A crash between the steps takes nothing back, and the next leader begins anew. What fails is tried
-again after a while: a partition without a leader keeps all staged rows of its table.
+again after a while: a partition without a leader keeps all staged rows of its table. Of epochs, the
+other partitions get their rows all the same.
+
+Of a partition one step comes after the other: each waits for the answers to the one before.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 from lowmark.catalog import Catalogs, TableId
 from lowmark.errors import LowmarkError
@@ -45,7 +48,11 @@ from lowmark.table.commands import Control
 logger = logging.getLogger(__name__)
 
 AGAIN_MS: Final = 60_000
-"""How long after a look at a partition the next one comes, whatever became of it."""
+"""How long after a look at a partition the next one comes at the earliest."""
+
+Answers: TypeAlias = list[Future[object]]
+Steps: TypeAlias = Generator[tuple[int, Sequence[Control]], Answers, None]
+"""What is asked of which partition, one after the other. Each is answered before the next one."""
 
 
 class Epochs:
@@ -58,124 +65,136 @@ class Epochs:
         self._tables = tables
         self._next_ms: dict[tuple[TableId, int], int] = {}
         """When a partition that had something to do is looked at again."""
+        self._under_way: set[tuple[TableId, int]] = set()
+        """Those whose last look has not ended yet."""
 
     def look(self, partitions: Iterable[Partition]) -> int:
         """Begin with what is to be done; gives in how many partitions."""
         now, now_ms, begun = self._clock.now(), self._loop.elapsed_us() // 1_000, 0
         self._next_ms = {key: at for key, at in self._next_ms.items() if at > now_ms}
         for one in partitions:
-            if not one.group.ready or (one.table, one.number) in self._next_ms:
+            key = (one.table, one.number)
+            if not one.group.ready or key in self._next_ms or key in self._under_way:
                 continue
             left, gone = one.state.left(now), one.state.abandoned(now)
             table = self._catalogs.latest.table(one.table)
             if table is None or not (left or gone):
                 continue
             begun += 1
-            self._next_ms[one.table, one.number] = now_ms + AGAIN_MS
-            for query in left:
-                self._end(one, query)
+            self._next_ms[key] = now_ms + AGAIN_MS
+            self._under_way.add(key)
             others = [number for number in range(table.partitions) if number != one.number]
-            for at in range(0, len(gone), ABANDONED_MAX):
-                self._abandon(one, set(gone[at : at + ABANDONED_MAX]), others)
+            self._begin(one, self._steps(one, left, gone, others))
         return begun
+
+    def _steps(
+        self, one: Partition, left: list[Query], gone: list[int], others: list[int]
+    ) -> Steps:
+        away: dict[int, LowmarkError] = {}
+        for query in left:
+            yield from self._end(one, query, away)
+        for number, error in away.items():
+            self._failed(one, f"epochs can't be ended in partition {number}", error)
+        for at in range(0, len(gone), ABANDONED_MAX):
+            failed = yield from self._abandon(one, gone[at : at + ABANDONED_MAX], others)
+            if failed is not None:
+                self._failed(one, "staged rows stay for now", failed)
+                return
 
     # -- epochs that lack rows --------------------------------------------------------------------
 
-    def _end(self, one: Partition, query: Query) -> None:
-        """Bind the last epoch of a query in the first partition that is left, and so on."""
+    def _end(self, one: Partition, query: Query, away: dict[int, LowmarkError]) -> Steps:
+        """Bind the last epoch of a query in all partitions but those that give no answers now."""
         last = query.bound[-1]
         now_ms = millis_of(HybridTime(self._clock.now()))
-        left = [at for at, rows in enumerate(last.plan) if rows and at != one.number]
         families = tuple(sorted(set(map(family, last.transactions))))
-
-        def bind() -> None:
-            if not left:
-                whole = Bind(query.id, last.epoch, (), 0)
-                self._ask(one.table, one.number, whole, done)
-                return
-            number = left[-1]
+        whole = True
+        for number, rows in enumerate(last.plan):
+            if not rows or number == one.number:
+                continue
+            if number in away:
+                whole = False
+                continue
             wanted = Bind(
                 query.id,
                 last.epoch,
                 last.transactions,
-                last.plan[number],
+                rows,
                 families=families,
                 keep_ms=max(query.ends_ms - now_ms, 1),
             )
-            self._ask(one.table, number, wanted, bound)
-
-        def bound(future: Future[object]) -> None:
-            error = future.error
+            [answer] = yield number, [wanted]
+            error = answer.error
             # A query that is over is known here only because its epoch may lack rows: the others
             # have forgotten what they bound.
             forgotten = isinstance(error, StagedRowsMissing) and query.ends_ms <= now_ms
-            if error is not None and not forgotten and not isinstance(error, EpochPassed):
-                self._failed(one, f"epoch {last.epoch} can't be bound everywhere", error)
-                return
-            left.pop()
-            bind()
-
-        def done(future: Future[object]) -> None:
-            if future.error is not None:
-                self._failed(one, f"epoch {last.epoch} can't be noted as bound", future.error)
-                return
-            logger.info(
-                "an epoch was bound for a driver that is gone",
-                extra={"table": one.table, "partition": one.number, "epoch": last.epoch},
-            )
-
-        bind()
+            if error is None or forgotten or isinstance(error, EpochPassed):
+                continue
+            whole = False
+            if isinstance(error, StagedRowsMissing):
+                what = f"epoch {last.epoch} can't be bound in partition {number}"
+                self._failed(one, what, error)
+            else:
+                away[number] = error
+        if not whole or one.number in away:
+            return
+        [answer] = yield one.number, [Bind(query.id, last.epoch, (), 0)]
+        if answer.error is not None:
+            away[one.number] = answer.error
+            return
+        logger.info(
+            "an epoch is bound everywhere that no driver has ended",
+            extra={"table": one.table, "partition": one.number, "epoch": last.epoch},
+        )
 
     # -- rows that no epoch will have -------------------------------------------------------------
 
-    def _abandon(self, one: Partition, gone: set[int], others: list[int]) -> None:
-        """Ask all other partitions, and drop what none of them has decided on."""
-        left = list(others)
-
-        def ask() -> None:
-            if not gone:
-                return
-            if left:
-                self._ask(one.table, left[-1], Abandon(tuple(sorted(gone))), answered)
-                return
-            for transaction in sorted(gone):
-                self._ask(one.table, one.number, Finish(transaction, commit=False), dropped)
-
-        def answered(future: Future[object]) -> None:
-            if future.error is not None:
-                self._failed(one, "staged rows stay for now", future.error)
-                return
-            decided = future.result()
-            if isinstance(decided, Bound):
-                gone.difference_update(decided.transactions)
-            else:
-                left.pop()
-            ask()
-
-        def dropped(future: Future[object]) -> None:
-            if future.error is not None:
-                self._failed(one, "staged rows stay for now", future.error)
-
-        ask()
+    def _abandon(
+        self, one: Partition, gone: Sequence[int], others: list[int]
+    ) -> Generator[tuple[int, Sequence[Control]], Answers, LowmarkError | None]:
+        """Ask all other partitions, and drop what none has decided on; gives what failed."""
+        left = set(gone)
+        for number in others:
+            while left:
+                [answer] = yield number, [Abandon(tuple(sorted(left)))]
+                if answer.error is not None:
+                    return answer.error
+                decided = answer.result()
+                if not isinstance(decided, Bound):
+                    break
+                left.difference_update(decided.transactions)
+        if not left:
+            return None
+        answers = yield one.number, [Finish(number, commit=False) for number in sorted(left)]
+        return next((answer.error for answer in answers if answer.error is not None), None)
 
     # -- asking -----------------------------------------------------------------------------------
 
-    def _ask(
-        self,
-        table: TableId,
-        number: int,
-        command: Control,
-        then: Callable[[Future[object]], None],
-    ) -> None:
-        """On a later turn of the loop: an answer that is there at once must not nest."""
+    def _begin(self, one: Partition, steps: Steps) -> None:
+        def go_on(answers: Answers | None) -> None:
+            try:
+                number, commands = next(steps) if answers is None else steps.send(answers)
+            except StopIteration:
+                self._under_way.discard((one.table, one.number))
+                return
+            found: Answers = []
 
-        def answered(future: Future[object]) -> None:
-            self._loop.call_soon(partial(then, future))
+            def answered(future: Future[object]) -> None:
+                found.append(future)
+                if len(found) == len(commands):
+                    # On a later turn of the loop: an answer that is there at once must not nest.
+                    self._loop.call_soon(partial(go_on, found))
 
+            for command in commands:
+                self._ask(one.table, number, command).then(answered)
+
+        go_on(None)
+
+    def _ask(self, table: TableId, number: int, command: Control) -> Future[object]:
         try:
-            self._tables.way(table, number).ask(command).then(answered)  # type: ignore[arg-type]
+            return self._tables.way(table, number).ask(command)  # type: ignore[return-value]
         except LowmarkError as error:
-            answered(Future.failed(error))
+            return Future.failed(error)
 
     def _failed(self, one: Partition, what: str, error: LowmarkError) -> None:
         logger.warning(
