@@ -28,6 +28,7 @@ from lowmark.errors import (
     NotLeader,
     OutcomeUnknown,
     PartlyMade,
+    ServerFailed,
 )
 from lowmark.group import Future
 from lowmark.server import Server
@@ -334,4 +335,23 @@ def test_a_server_that_closes_behind_a_change_does_not_say_that_it_was_not_made(
             there.cursors.commit("c", ENDS)
     # it was asked once
     assert changed == ["moved"]
+    assert table.cursors.get("c").position == ENDS
+
+
+def test_a_server_that_fails_behind_a_change_does_not_say_that_it_was_not_made(
+    db: Database, table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a server with a mistake behind the change that it makes
+    with Server(db, f"unix:{tmp_path}/s") as server, lowmark.connect(server.address) as distant:
+        there, propose = distant["t"], Embedded.propose
+
+        def mistaken(*given: Any, **named: Any) -> Any:
+            propose(*given, **named)
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(Embedded, "propose", mistaken)
+        # then its client hears of the mistake, and that the cursor may have moved
+        with pytest.raises(ServerFailed, match="failed to answer propose: ZeroDivisionError") as it:
+            there.cursors.commit("c", ENDS)
+    assert isinstance(it.value, OutcomeUnknown)
     assert table.cursors.get("c").position == ENDS

@@ -28,6 +28,7 @@ from lowmark.backend.errors import (
     OtherDatabase,
     ProtocolRefused,
     RequestRefused,
+    ServerFailed,
 )
 from lowmark.backend.port import RETRY, Backend
 from lowmark.backend.protocol import (
@@ -46,7 +47,7 @@ from lowmark.backend.view_parts import Known, since
 from lowmark.catalog import TableId
 from lowmark.client import Database
 from lowmark.client.distant_lookup import KEYS_MAX
-from lowmark.errors import LowmarkError, Unavailable
+from lowmark.errors import LowmarkError
 from lowmark.metastore.commands import Not
 from lowmark.node import NodeClosing, NodeSilent
 from lowmark.server.limits import Limits, Slots
@@ -63,17 +64,6 @@ _ELSEWHERE: Final = frozenset({"appender", "batches", "catalog", "release", "vie
 """Calls that have a way of their own."""
 _TAKE: Final = frozenset({"hold", "hold_history", "hold_files"})
 PLAIN_CALLS: Final = frozenset(RETRY) - _ELSEWHERE
-
-
-class ServerFailed(Unavailable):
-    """A server that could not answer, by a mistake of its own."""
-
-    def __init__(self, call: str, error: Exception) -> None:
-        super().__init__(
-            f"the server failed to answer {call}: {type(error).__name__}",
-            detail="The request may have been carried out all the same.",
-            hint="See the server's log, and report it.",
-        )
 
 
 def as_lost(error: LowmarkError) -> LowmarkError:
