@@ -222,6 +222,15 @@ def test_a_commit_that_one_partition_refuses_says_so_if_others_have_moved(table:
         table.cursors.commit("c", ENDS)
 
 
+def test_a_reset_that_one_partition_refuses_says_so_if_others_have_moved(table: Table) -> None:
+    # when a reset names a place that one partition does not have
+    with pytest.raises(PartlyMade, match="in partition 0, and not in partition 1") as some:
+        table.cursors.commit("c", {0: 1, 1: 10**9}, reset=True)
+    # then its caller hears that the other one has moved
+    assert (some.value.made, some.value.missing) == ([0], [1])
+    assert table.cursors.get("c").position == {0: 1, 1: 0, 2: 0}
+
+
 def test_a_refusal_is_heard_whatever_else_can_not_be_asked(table: Table, away: Away) -> None:
     table.cursors.commit("c", {0: 2})
     away.partitions = frozenset({1})
