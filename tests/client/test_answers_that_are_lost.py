@@ -17,6 +17,7 @@ import lowmark.backend.embedded
 from eventually import eventually
 from inside import backend_of, proposed
 from lowmark.backend.embedded import Embedded
+from lowmark.catalog import DropTable, TableId
 from lowmark.client import Database, Table
 from lowmark.errors import (
     AnswerUnread,
@@ -31,6 +32,9 @@ from lowmark.errors import (
     ServerFailed,
 )
 from lowmark.group import Future
+from lowmark.metastore import Put, missing
+from lowmark.node import NodeSilent
+from lowmark.runtime import DiskFailed
 from lowmark.server import Server
 from lowmark.server.service import Service
 from lowmark.table import Control, Cursor, MoveCursor
@@ -319,6 +323,38 @@ def test_a_node_that_gives_no_answer_in_time_may_have_moved_a_cursor(
     with pytest.raises(OutcomeUnknown, match="no answer within"):
         backend_of(table).propose(table_id, {0: MoveCursor("c", 1)}, timeout_s=0.05)
     eventually(lambda: table.cursors.get("c").position[0] == 1)
+
+
+NODE_ASKS: dict[str, Callable[[Embedded, TableId], Any]] = {
+    "propose": lambda db, table: db.propose(table, {0: MoveCursor("c", 1)}, timeout_s=0.05),
+    "write": lambda db, _: db.write([Put(b"t.a", b"1")], timeout_s=0.05),
+    "write if": lambda db, _: db.write(
+        [Put(b"t.a", b"1")], condition=missing(b"t.a"), timeout_s=0.05
+    ),
+    "execute": lambda db, _: db.execute([DropTable(name="t")], timeout_s=0.05),
+    "operate": lambda db, _: db.operate("node.drain", b'{"node": "n1"}', timeout_s=0.05),
+}
+
+
+@pytest.mark.parametrize("why", ["silent", "a disk that fails"])
+@pytest.mark.parametrize("way", NODE_ASKS)
+def test_whatever_keeps_a_node_from_an_answer_its_caller_does_not_know_what_came_of_a_change(
+    table: Table, monkeypatch: pytest.MonkeyPatch, way: str, why: str
+) -> None:
+    # given a node of which no answer comes, for a cause or for none
+    backend = backend_of(table)
+    wal = backend.node.log.wal
+    eventually(lambda: wal.idle)
+    monkeypatch.setattr(backend.node.bridge, "call", lambda _: None)
+    if why != "silent":
+        monkeypatch.setattr(wal, "_failures", 5)
+        monkeypatch.setattr(wal, "stopped", DiskFailed("1.wal", call="write", reason="gone"))
+    # then whatever it was asked to change may have been changed
+    with pytest.raises(OutcomeUnknown, match="no answer within" if why == "silent" else "gone"):
+        NODE_ASKS[way](backend, table.descriptor.id)
+    # but what only looks can be asked again
+    with pytest.raises(NodeSilent if why == "silent" else DiskFailed):
+        backend.operate("node.drain", b'{"node": "n1", "look": true}', timeout_s=0.05)
 
 
 # -- a server that is closed between a change and its answer --------------------------------------

@@ -26,6 +26,7 @@ from lowmark.backend.errors import (
     Ended,
     HoldUnknown,
     OtherDatabase,
+    OutcomeUnknown,
     ProtocolRefused,
     RequestRefused,
     ServerFailed,
@@ -70,10 +71,12 @@ def as_lost(error: LowmarkError) -> LowmarkError:
     """What a client is told of a call that got no answer in time, and may have been carried out.
     Its cause, like a full disk, says what to do; alone it would say that the call was refused.
     """
-    silent = error.__cause__
+    why = error.__cause__ if isinstance(error, OutcomeUnknown) else error
+    silent = why if isinstance(why, NodeSilent) or why is None else why.__cause__
     if not isinstance(silent, NodeSilent):
         return error
-    silent.message, silent.hint = f"{silent.message}: {error.message}", error.hint
+    if isinstance(why, LowmarkError) and why is not silent:
+        silent.message, silent.hint = f"{silent.message}: {why.message}", why.hint
     return silent
 
 
