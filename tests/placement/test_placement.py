@@ -8,14 +8,17 @@ from lowmark.catalog import AlterZone, CreateZone, DropTable, TableId
 from lowmark.catalog.descriptors import SCALE_UP_MS
 from lowmark.group import Future
 from lowmark.metastore import Answer, Branch, Do, MetastoreConfig, Put, Statement
+from lowmark.metastore.following import RETRY_MS
 from lowmark.placement.assignments import (
     METASTORE,
     STABLE_PREFIX,
     Assignments,
     decode_assignments,
     parse_key,
+    removal_of,
 )
-from lowmark.runtime import DiskFull
+from lowmark.placement.operations import REBALANCE_KEY
+from lowmark.runtime import DiskFull, NoHandles
 from table.world import TableNode, TableWorld, log_table
 
 
@@ -54,6 +57,25 @@ def test_a_table_that_is_made_can_be_used_at_once_where_it_is_alone() -> None:
     assert world[1].placement.routes(table, 2) == (1,)
     assert world[1].placement.routes(table, 3) == ()
     assert world[1].placement.problem == ""
+
+
+def test_what_is_known_of_partitions_stays_while_something_else_can_not_be_read() -> None:
+    # given tables, and a node that has to look anew at what is said of them
+    world = TableWorld(nodes=1)
+    table = world.create(1, log_table("events", partitions=2))
+    gone = world.create(1, log_table("old", partitions=1))
+    placement, metastore = world[1].placement, world[1].metastore
+    metastore._watches.end_all(NoHandles("1.wal", call="read", reason="too many open files"))
+    # when it can't read how moves are made, for as long as it tries
+    world.wait(metastore.put(REBALANCE_KEY, b"{"))
+    world.wait(metastore.invoke(Do(removal_of(gone))))
+    world.run_for(3 * RETRY_MS)
+    # then it still knows where partitions are
+    assert [placement.routes(table, number) for number in range(2)] == [(1,), (1,)]
+    # and when it can, it hears which ones are gone since
+    world.wait(metastore.remove(REBALANCE_KEY))
+    world.run_until(lambda: placement.routes(gone, 0) == ())
+    assert placement._founded.keys() == {(table, 0), (table, 1)}
 
 
 @pytest.mark.slow
