@@ -8,6 +8,7 @@ import contextlib
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,7 +38,7 @@ from lowmark.node import NodeSilent
 from lowmark.runtime import DiskFailed
 from lowmark.server import Server
 from lowmark.server.service import Service
-from lowmark.table import Control, Cursor, MoveCursor
+from lowmark.table import Control, Cursor, Fence, MoveCursor
 
 CHANGES = ("propose", "execute", "write", "advance_watermark")
 READS = ("status", "catalog", "catalog_at", "view", "views", "get", "range", "watermark", "hold")
@@ -324,6 +325,58 @@ def test_a_node_that_gives_no_answer_in_time_may_have_moved_a_cursor(
         backend_of(table).propose(table_id, {0: MoveCursor("c", 1)}, timeout_s=0.05)
     eventually(lambda: table.cursors.get("c").position[0] == 1)
 
+
+# -- producers of one name that are opened at the same moment -------------------------------------
+
+
+class Rivals:
+    """Others that begin the same epoch in one partition, right before it is asked for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.left = 0
+        self.slept: list[float] = []
+        self._s = 0.0
+        propose = Embedded.propose
+
+        def second(backend: Embedded, table: TableId, commands: Any, **named: Any) -> Any:
+            fences = [one for one in commands.values() if isinstance(one, Fence)]
+            if fences and self.left:
+                self.left -= 1
+                propose(backend, table, {1: fences[0]})
+            return propose(backend, table, commands, **named)
+
+        clock = SimpleNamespace(monotonic=lambda: self._s, sleep=self._sleep)
+        monkeypatch.setattr("lowmark.client.table_writing.time", clock)
+        monkeypatch.setattr(Embedded, "propose", second)
+
+    def _sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self._s += seconds
+
+
+def test_a_producer_waits_by_chance_for_others_of_its_name_that_are_opened_just_now(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given others that win one partition a few times
+    rivals = Rivals(monkeypatch)
+    rivals.left = 3
+    # then it is opened, after a while that is another one each time
+    with table.producer(name="p") as producer:
+        producer.send({"id": 100})
+    assert table.count() == 31
+    assert len({*rivals.slept, 0.0}) == 4
+
+
+def test_a_producer_that_never_won_all_partitions_does_not_say_that_another_has_replaced_it(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Rivals(monkeypatch).left = 1 << 30
+    with pytest.raises(OutcomeUnknown, match="others of its name in table t were opened") as it:
+        table.producer(name="p")
+    assert "one of that name at a time" in it.value.hint
+
+
+# -- a node that gives no answer ------------------------------------------------------------------
 
 NODE_ASKS: dict[str, Callable[[Embedded, TableId], Any]] = {
     "propose": lambda db, table: db.propose(table, {0: MoveCursor("c", 1)}, timeout_s=0.05),
