@@ -128,7 +128,14 @@ class Placement:
         self._catalogs = catalogs
         self._tables = tables
         self._node = cluster.node.number
-        self.zones = Zones(runtime.loop, cluster, catalogs, keys=self.keys, adjust=config.adjust)
+        self.zones = Zones(
+            runtime.loop,
+            cluster,
+            catalogs,
+            keys=self.keys,
+            heard=lambda: self.heard,
+            adjust=config.adjust,
+        )
         self.moves = Moves(
             runtime.loop, cluster.metastore, group=self._group, keys=self.keys, config=config
         )
