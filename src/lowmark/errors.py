@@ -125,7 +125,8 @@ _DEFINED_IN = {
         "AnswerUnread AppendFailed Cancelled Closed DirectoryChanged Ended EpochUnread Forked"
         " HoldUnknown OtherDatabase PackageMissing PartlyMade PlanOutdated ProducerClosed"
         " ProtocolRefused ReadOnly ReaderEnded RequestRefused RowMisplaced RowsLost"
-        " RowsUnrecoverable RunUnderWay SegmentsElsewhere ServerFull ServerStuck TableUnknown"
+        " RowsUnrecoverable RunUnderWay SegmentsElsewhere ServerFailed ServerFull ServerStuck"
+        " TableUnknown"
     ),
     "lowmark.backend.condition": "ConditionRefused",
     "lowmark.access.directory": "NoOwner",

@@ -18,12 +18,14 @@ from msgspec.structs import replace
 from typer.testing import CliRunner
 
 import lowmark
+from lowmark.access.directory import owner_of
 from lowmark.cli.app import app
 from lowmark.node import Settings
 from lowmark.node.owner import Owner
 from lowmark.node.settings import LedgerSettings
 from lowmark.runtime import Locked, RealDisk
 from lowmark.runtime.store import Store
+from lowmark.server import Server
 
 STRANGER = 65_534
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
@@ -199,6 +201,27 @@ def test_a_stranger_that_has_the_lock_is_named_with_its_process(tmp_path: Path) 
         with pytest.raises(Locked, match=rf"\(process {pid}, "):
             disk.lock("LOCK", sign=False)
     disk.lock("LOCK", sign=False).release()
+
+
+@pytest.mark.parametrize("address", ["unix", "tcp"])
+def test_an_owner_that_has_another_number_in_its_container_is_no_stranger(
+    tmp_path: Path, address: str
+) -> None:
+    data = tmp_path / "data"
+    # given an owner in a container with the host's name: the system names it by another number
+    with lowmark.open(data) as db, contextlib.ExitStack() as stack:
+        db.create_table("t", {"id": "int64"})
+        owner = owner_of(str(data))
+        assert owner is not None
+        if address == "tcp":
+            server = stack.enter_context(Server(db, "127.0.0.1:0"))
+            owner = replace(owner, address=server.address)
+        owner = replace(owner, pid=7)
+        with (data / "LOCK").open("r+b") as lock:
+            lock.truncate(lock.write(b"7".ljust(32) + owner.note()))
+        # when another process opens the directory, then it goes through that owner
+        with lowmark.open(data) as guest:
+            assert guest.tables() == ["t"]
 
 
 def test_ledgers_at_a_place_of_their_own_are_their_users_or_a_groups(tmp_path: Path) -> None:

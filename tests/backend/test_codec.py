@@ -19,6 +19,7 @@ from pyroaring import BitMap64
 from lowmark import errors
 from lowmark.backend import codec, port
 from lowmark.backend.codec import decode, encode
+from lowmark.backend.protocol import PROTOCOL
 from lowmark.catalog import Catalog, parse_type
 from lowmark.catalog.catalog import CatalogVersion
 from lowmark.errors import Corrupt, LowmarkError
@@ -254,3 +255,9 @@ def test_what_is_not_listed_is_not_encoded() -> None:
 def test_rubbish_is_refused_by_name(data: bytes) -> None:
     with pytest.raises(Corrupt, match="can't be read"):
         decode(data)
+
+
+def test_a_view_in_another_form_has_another_protocol() -> None:
+    # A release that reads views of other parts takes a new one for damaged: so it is told before.
+    parts = msgspec.msgpack.decode(encode(view_of(3)))
+    assert (PROTOCOL, len(parts), len(parts[1])) == (3, 8, 7)

@@ -8,6 +8,7 @@ import contextlib
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ import lowmark.backend.embedded
 from eventually import eventually
 from inside import backend_of, proposed
 from lowmark.backend.embedded import Embedded
+from lowmark.catalog import DropTable, TableId
 from lowmark.client import Database, Staged, Table
 from lowmark.client.staging import Commit
 from lowmark.errors import (
@@ -30,11 +32,15 @@ from lowmark.errors import (
     NotLeader,
     OutcomeUnknown,
     PartlyMade,
+    ServerFailed,
 )
 from lowmark.group import Future
+from lowmark.metastore import Put, missing
+from lowmark.node import NodeSilent
+from lowmark.runtime import DiskFailed
 from lowmark.server import Server
 from lowmark.server.service import Service
-from lowmark.table import Control, Cursor, Finish, MoveCursor
+from lowmark.table import Control, Cursor, Fence, Finish, MoveCursor
 
 CHANGES = ("propose", "execute", "write", "advance_watermark")
 READS = ("status", "catalog", "catalog_at", "view", "views", "get", "range", "watermark", "hold")
@@ -268,6 +274,15 @@ def test_a_commit_that_one_partition_refuses_says_so_if_others_have_moved(table:
         table.cursors.commit("c", ENDS)
 
 
+def test_a_reset_that_one_partition_refuses_says_so_if_others_have_moved(table: Table) -> None:
+    # when a reset names a place that one partition does not have
+    with pytest.raises(PartlyMade, match="in partition 0, and not in partition 1") as some:
+        table.cursors.commit("c", {0: 1, 1: 10**9}, reset=True)
+    # then its caller hears that the other one has moved
+    assert (some.value.made, some.value.missing) == ([0], [1])
+    assert table.cursors.get("c").position == {0: 1, 1: 0, 2: 0}
+
+
 def test_a_refusal_is_heard_whatever_else_can_not_be_asked(table: Table, away: Away) -> None:
     table.cursors.commit("c", {0: 2})
     away.partitions = frozenset({1})
@@ -358,6 +373,90 @@ def test_a_node_that_gives_no_answer_in_time_may_have_moved_a_cursor(
     eventually(lambda: table.cursors.get("c").position[0] == 1)
 
 
+# -- producers of one name that are opened at the same moment -------------------------------------
+
+
+class Rivals:
+    """Others that begin the same epoch in one partition, right before it is asked for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.left = 0
+        self.slept: list[float] = []
+        self._s = 0.0
+        propose = Embedded.propose
+
+        def second(backend: Embedded, table: TableId, commands: Any, **named: Any) -> Any:
+            fences = [one for one in commands.values() if isinstance(one, Fence)]
+            if fences and self.left:
+                self.left -= 1
+                propose(backend, table, {1: fences[0]})
+            return propose(backend, table, commands, **named)
+
+        clock = SimpleNamespace(monotonic=lambda: self._s, sleep=self._sleep)
+        monkeypatch.setattr("lowmark.client.table_writing.time", clock)
+        monkeypatch.setattr(Embedded, "propose", second)
+
+    def _sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self._s += seconds
+
+
+def test_a_producer_waits_by_chance_for_others_of_its_name_that_are_opened_just_now(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given others that win one partition a few times
+    rivals = Rivals(monkeypatch)
+    rivals.left = 3
+    # then it is opened, after a while that is another one each time
+    with table.producer(name="p") as producer:
+        producer.send({"id": 100})
+    assert table.count() == 31
+    assert len({*rivals.slept, 0.0}) == 4
+
+
+def test_a_producer_that_never_won_all_partitions_does_not_say_that_another_has_replaced_it(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Rivals(monkeypatch).left = 1 << 30
+    with pytest.raises(OutcomeUnknown, match="others of its name in table t were opened") as it:
+        table.producer(name="p")
+    assert "one of that name at a time" in it.value.hint
+
+
+# -- a node that gives no answer ------------------------------------------------------------------
+
+NODE_ASKS: dict[str, Callable[[Embedded, TableId], Any]] = {
+    "propose": lambda db, table: db.propose(table, {0: MoveCursor("c", 1)}, timeout_s=0.05),
+    "write": lambda db, _: db.write([Put(b"t.a", b"1")], timeout_s=0.05),
+    "write if": lambda db, _: db.write(
+        [Put(b"t.a", b"1")], condition=missing(b"t.a"), timeout_s=0.05
+    ),
+    "execute": lambda db, _: db.execute([DropTable(name="t")], timeout_s=0.05),
+    "operate": lambda db, _: db.operate("node.drain", b'{"node": "n1"}', timeout_s=0.05),
+}
+
+
+@pytest.mark.parametrize("why", ["silent", "a disk that fails"])
+@pytest.mark.parametrize("way", NODE_ASKS)
+def test_whatever_keeps_a_node_from_an_answer_its_caller_does_not_know_what_came_of_a_change(
+    table: Table, monkeypatch: pytest.MonkeyPatch, way: str, why: str
+) -> None:
+    # given a node of which no answer comes, for a cause or for none
+    backend = backend_of(table)
+    wal = backend.node.log.wal
+    eventually(lambda: wal.idle)
+    monkeypatch.setattr(backend.node.bridge, "call", lambda _: None)
+    if why != "silent":
+        monkeypatch.setattr(wal, "_failures", 5)
+        monkeypatch.setattr(wal, "stopped", DiskFailed("1.wal", call="write", reason="gone"))
+    # then whatever it was asked to change may have been changed
+    with pytest.raises(OutcomeUnknown, match="no answer within" if why == "silent" else "gone"):
+        NODE_ASKS[way](backend, table.descriptor.id)
+    # but what only looks can be asked again
+    with pytest.raises(NodeSilent if why == "silent" else DiskFailed):
+        backend.operate("node.drain", b'{"node": "n1", "look": true}', timeout_s=0.05)
+
+
 # -- a server that is closed between a change and its answer --------------------------------------
 
 
@@ -381,4 +480,23 @@ def test_a_server_that_closes_behind_a_change_does_not_say_that_it_was_not_made(
             there.cursors.commit("c", ENDS)
     # it was asked once
     assert changed == ["moved"]
+    assert table.cursors.get("c").position == ENDS
+
+
+def test_a_server_that_fails_behind_a_change_does_not_say_that_it_was_not_made(
+    db: Database, table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a server with a mistake behind the change that it makes
+    with Server(db, f"unix:{tmp_path}/s") as server, lowmark.connect(server.address) as distant:
+        there, propose = distant["t"], Embedded.propose
+
+        def mistaken(*given: Any, **named: Any) -> Any:
+            propose(*given, **named)
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(Embedded, "propose", mistaken)
+        # then its client hears of the mistake, and that the cursor may have moved
+        with pytest.raises(ServerFailed, match="failed to answer propose: ZeroDivisionError") as it:
+            there.cursors.commit("c", ENDS)
+    assert isinstance(it.value, OutcomeUnknown)
     assert table.cursors.get("c").position == ENDS

@@ -18,6 +18,7 @@ import pytest
 import lowmark
 from eventually import eventually
 from inside import backend_of
+from lowmark.backend import exits
 from lowmark.client import AppendFailed, Closed, Database, Producer, Reader, Table
 from lowmark.errors import LowmarkError, Rejected, Unavailable
 from lowmark.group import QuarantinedHere
@@ -620,3 +621,17 @@ def test_a_closed_database_leaves_no_thread_behind(tmp_path: Path) -> None:
     reader.close()
     db.close()
     eventually(lambda: threading.active_count() <= before)
+
+
+def test_rows_are_stored_at_exit_before_anything_is_ended(db: Database) -> None:
+    # given rows that wait for a minute, if nothing has them stored before
+    table = db.create_table("waiting", {"id": int}, partitions=1)
+    producer = table.producer(linger_ms=60_000)
+    producer.send({"id": 1})
+    # when the interpreter ends, and comes to the rows
+    for store in exits._closing["rows"]:
+        store()
+    # then they are stored
+    assert table.count() == 1
+    # and runs are ended only when their database is closed: one that is stuck is waited for once
+    assert not db._compactor.closing

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from eventually import eventually
 from inside import proposed
@@ -158,6 +158,27 @@ def test_of_two_streams_with_one_cursor_the_slower_one_ends_by_name(
     # and so does the one that is ahead
     appended(orders, 7)
     fast.commit(planned(fast, second))
+
+
+def test_a_cursor_that_is_made_anew_ahead_of_its_stream_is_no_other_querys(
+    db: Database, orders: Table, start: Start, clock: list[float]
+) -> None:
+    # given a query that goes on where rows are lost, and whose cursor goes, and its rows with it
+    reader = start(cursor="audit", failOnDataLoss="false")
+    place = reader.initialOffset()
+    appended(orders, *range(20))
+    orders.cursors.delete("audit")
+    compact(db, orders)
+    appended(orders, *range(20, 40))
+    # when its next batch ends before what is left, where its cursor is made anew
+    clock[0] += RENEWS_S
+    end = reader.latestOffset(place, ReadMaxRows(4))
+    made = orders.cursors.get("audit").position
+    assert all(at < made[number] for number, at in offsets_in(end).items())
+    # then it goes on, for it is its own
+    reader.commit(end)
+    reader.commit(reader.latestOffset(end, ReadAllAvailable()))
+    assert orders.cursors.get("audit").position == orders.snapshot().ends
 
 
 def moves_to(db: Database, time: int) -> None:

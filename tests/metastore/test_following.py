@@ -118,6 +118,10 @@ def test_nothing_is_followed_after_it_was_closed() -> None:
     world.wait(here.put(b"t.a", b"1"))
     # then it never does
     assert (len(follower.starts), follower.events) == (1, [])
+    # and it is no problem of its node
+    world.run_for(LASTS_MS)
+    assert here.problems == []
+    assert following not in here._followings
     following.fail(Unavailable("not now"))
     world.run_for(1_000)
     assert len(follower.starts) == 1

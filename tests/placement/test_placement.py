@@ -1,21 +1,26 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 
-from lowmark.catalog import AlterZone, CreateZone, DropTable, TableId
+from lowmark.catalog import AlterZone, CreateZone, DropTable, TableId, Zone
 from lowmark.catalog.descriptors import SCALE_UP_MS
 from lowmark.group import Future
 from lowmark.metastore import Answer, Branch, Do, MetastoreConfig, Put, Statement
+from lowmark.metastore.following import RETRY_MS
+from lowmark.metastore.nodes import Topology, decode_topology
 from lowmark.placement.assignments import (
     METASTORE,
     STABLE_PREFIX,
     Assignments,
     decode_assignments,
     parse_key,
+    removal_of,
 )
-from lowmark.runtime import DiskFull
+from lowmark.placement.operations import REBALANCE_KEY
+from lowmark.runtime import Buffer, DiskFull, NoHandles
 from table.world import TableNode, TableWorld, log_table
 
 
@@ -54,6 +59,25 @@ def test_a_table_that_is_made_can_be_used_at_once_where_it_is_alone() -> None:
     assert world[1].placement.routes(table, 2) == (1,)
     assert world[1].placement.routes(table, 3) == ()
     assert world[1].placement.problem == ""
+
+
+def test_what_is_known_of_partitions_stays_while_something_else_can_not_be_read() -> None:
+    # given tables, and a node that has to look anew at what is said of them
+    world = TableWorld(nodes=1)
+    table = world.create(1, log_table("events", partitions=2))
+    gone = world.create(1, log_table("old", partitions=1))
+    placement, metastore = world[1].placement, world[1].metastore
+    metastore._watches.end_all(NoHandles("1.wal", call="read", reason="too many open files"))
+    # when it can't read how moves are made, for as long as it tries
+    world.wait(metastore.put(REBALANCE_KEY, b"{"))
+    world.wait(metastore.invoke(Do(removal_of(gone))))
+    world.run_for(3 * RETRY_MS)
+    # then it still knows where partitions are
+    assert [placement.routes(table, number) for number in range(2)] == [(1,), (1,)]
+    # and when it can, it hears which ones are gone since
+    world.wait(metastore.remove(REBALANCE_KEY))
+    world.run_until(lambda: placement.routes(gone, 0) == ())
+    assert placement._founded.keys() == {(table, 0), (table, 1)}
 
 
 @pytest.mark.slow
@@ -396,6 +420,45 @@ def test_a_node_that_was_away_when_a_table_was_made_gets_its_share_when_it_is_ba
     back(world, 3)
     assert baselines(world) == before + 1
     assert shares(world, table) == {1: 2, 2: 2, 3: 2}
+
+
+@pytest.mark.slow
+def test_a_zone_is_looked_at_again_only_when_something_is_new(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # given a zone with a table, and a node that was away for a while
+    world = three_in_the_zone()
+    world.create(1, log_table("events", partitions=6))
+    away(world, 3)
+    back(world, 3)
+    leader = world[world.wait_leader().number]
+    read: list[int] = []
+    looked: list[int] = []
+
+    def counted(value: Buffer) -> Topology:
+        topology = decode_topology(value)
+        read.append(topology.version)
+        return topology
+
+    def looks(zone: Zone, *rest: Any) -> Any:
+        looked.append(zone.id)
+        return look_back(zone, *rest)
+
+    zones = leader.placement.zones
+    look_back = zones._look_back
+    monkeypatch.setattr("lowmark.placement.zones.decode_topology", counted)
+    monkeypatch.setattr(zones, "_look_back", looks)
+    # when its coordinator looks at it again and again, then it reads and goes through nothing
+    for _ in range(3):
+        zones.look_soon()
+        world.run_for(10)
+    assert (read, looked) == ([], [])
+    # and when a node goes and comes once more, then it reads what is new, once
+    away(world, 3)
+    back(world, 3)
+    assert read == sorted({*read})
+    assert read[0] == leader.here.topology.version - len(read) + 1
+    assert looked
 
 
 @pytest.mark.slow

@@ -4,6 +4,8 @@ keeps what is written in memory.
 
 from __future__ import annotations
 
+import fcntl
+import os
 import subprocess
 import sys
 import threading
@@ -12,7 +14,7 @@ from random import Random
 
 import pytest
 
-from lowmark.runtime import Disk, DiskFailed, DiskFull, FileMissing, Locked, RealDisk
+from lowmark.runtime import Disk, DiskFailed, DiskFull, FileMissing, Locked, RealDisk, real_disk
 from lowmark.runtime.disk import FileExists, Stat
 from lowmark.runtime.overlay_disk import OverlayDisk
 from lowmark.runtime.sim import SimDisk
@@ -542,6 +544,26 @@ def test_a_lock_holds_against_another_process(tmp_path: Path) -> None:
     # and when the lock is released, it gets in
     lock.release()
     assert subprocess.run(other, check=False).returncode == 0
+
+
+def test_one_that_only_looks_is_not_named_as_the_holder_of_a_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = RealDisk(str(tmp_path))
+    (tmp_path / "LOCK").write_text("1")
+    with (tmp_path / "LOCK").open() as looking, (tmp_path / "LOCK").open() as refused:
+        # given a look, and one that was refused for a holder that is gone by now
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        said = disk._refused(os.dup(refused.fileno()), "LOCK", BlockingIOError())
+        # then it is not told to end the process that looks
+        assert isinstance(said, Locked)
+        assert not said.unsigned
+        assert "process 1)" in said.message
+        # but one that shares the lock for longer is what is in the way
+        monkeypatch.setattr(real_disk, "_LOOK_S", 0.0)
+        with pytest.raises(Locked, match=f"process {os.getpid()}, ") as shared:
+            disk.lock("LOCK")
+        assert shared.value.unsigned
 
 
 def test_a_look_for_the_holder_of_a_lock_is_in_the_way_of_none(tmp_path: Path) -> None:

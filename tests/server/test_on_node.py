@@ -80,6 +80,9 @@ def test_all_that_a_node_follows_is_followed_again_after_an_error(tmp_path: Path
         assert names() == []
         # then it follows the same again
         eventually(lambda: names() == before)
+        # and nothing is told to what was closed
+        adopter.close()
+        eventually(lambda: set(before) - {*names()} == {"published ledgers"})
     finally:
         adopter.close()
         backend.close()

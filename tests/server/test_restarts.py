@@ -418,6 +418,10 @@ def test_a_call_without_an_answer_is_not_taken_for_refused_by_its_cause() -> Non
     assert full.message in told.message
     assert told.hint == full.hint
     assert "may have been carried out" in told.detail
+    # and so is one of a change, that a node in this process does not know either
+    unknown = errors.OutcomeUnknown("metastore", why=full.message)
+    unknown.__cause__ = full
+    assert as_lost(unknown) is silent
     # but one that was refused for lack of space was refused
     refused = DiskFull("wal/1.wal")
     assert as_lost(refused) is refused

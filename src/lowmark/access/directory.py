@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -16,8 +17,8 @@ from lowmark.errors import LowmarkError, Unavailable
 from lowmark.faces import deferred
 from lowmark.log import files
 from lowmark.node import NodeUnreachable, check_directory, data_path
-from lowmark.node.owner import Owner
-from lowmark.runtime import Locked, RealDisk
+from lowmark.node.owner import SCHEME, Owner
+from lowmark.runtime import Locked, RealDisk, host_and_port
 
 if TYPE_CHECKING:
     from lowmark.access.owning import OwnerEndpoint, serve_others
@@ -90,7 +91,8 @@ class Directory:
                         raise
                 except Locked as locked:
                     self.owner = Owner.noted(locked.note)
-                    if locked.unsigned and self.owner is not None and self.owner.is_of_here():
+                    of_here = self.owner is not None and self.owner.is_of_here()
+                    if of_here and is_strangers(locked, self.owner):
                         self.owner = None  # it left its name, and does not hold the lock
                     if self.owner is not None and self.owner.address:
                         return self.owner.address
@@ -161,6 +163,28 @@ def owner_of(path: str) -> Owner | None:
     return None if locked is None else Owner.noted(locked.note)
 
 
+def is_strangers(locked: Locked, owner: Owner | None) -> bool:
+    """Whether another program has the lock than the owner that the file names. That the system
+    names another process does not say so alone: in a container an owner has a number of its own.
+    But then it answers where it says.
+    """
+    return locked.unsigned and (owner is None or not _listens(owner.address))
+
+
+def _listens(address: str) -> bool:
+    """Whether a process takes calls at an address of an owner's."""
+    try:
+        if address.startswith(SCHEME):
+            with socket.socket(socket.AF_UNIX) as there:
+                there.settimeout(_SILENT_S)
+                there.connect(address.removeprefix(SCHEME))
+        else:
+            socket.create_connection(host_and_port(address), _SILENT_S).close()
+    except (OSError, LowmarkError, ValueError):
+        return False
+    return True
+
+
 def unreachable(path: str, owner: Owner | None, error: LowmarkError) -> Locked:
     """Why a directory can't be used: another process has it, and does not let others in."""
     # What the file says may be of an owner that is gone, while another program has it locked.
@@ -168,7 +192,7 @@ def unreachable(path: str, owner: Owner | None, error: LowmarkError) -> Locked:
     if held is None:
         with contextlib.suppress(LowmarkError):
             held = RealDisk(path, create=False).holder(files.LOCK)
-    if held is not None and held.unsigned:
+    if held is not None and is_strangers(held, owner):
         return held
     locked = error if isinstance(error, Locked) else Locked(path, holder=str(owner))
     if owner is not None and owner.alone:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from lowmark.access.directory import Directory, NoOwner, unreachable
+from lowmark.access.directory import Directory, NoOwner, is_strangers, unreachable
 from lowmark.backend.errors import DirectoryChanged, ProtocolRefused
 from lowmark.backend.port import Backend
 from lowmark.backend.remote import RemoteBackend
@@ -200,7 +200,7 @@ def _to_read(
 def _owned(locked: Locked) -> Locked:
     """Why a directory can't be owned: who has it."""
     owner = Owner.noted(locked.note)
-    if owner is not None and not locked.here and not locked.unsigned:
+    if owner is not None and not locked.here and not is_strangers(locked, owner):
         locked.message = f"{locked.path} is owned by {owner}"
         locked.args = (locked.message,)
         locked.detail = "One process owns a directory; others use it through that one."

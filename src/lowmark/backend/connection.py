@@ -34,7 +34,7 @@ from pyarrow import flight
 
 from lowmark.backend.call_streams import CallStreams
 from lowmark.backend.codec import decode
-from lowmark.backend.errors import Closed, Ended, OtherDatabase, ServerFull
+from lowmark.backend.errors import Closed, Ended, OtherDatabase, ServerFailed, ServerFull
 from lowmark.backend.forks import check_fork, made
 from lowmark.backend.port import retry_of
 from lowmark.backend.protocol import (
@@ -590,7 +590,11 @@ def _may_pass(error: LowmarkError) -> bool:
 
 
 def _is_theirs(error: LowmarkError, *, safe: bool) -> bool:
-    """Whether another node may do what this one could not: it did nothing, or twice is fine."""
+    """Whether another node may do what this one could not: it did nothing, or twice is fine. What
+    one fails at by a mistake of its own, the others fail at, too.
+    """
+    if isinstance(error, ServerFailed):
+        return False
     return isinstance(error, _UNTOUCHED) or (safe and isinstance(error, (*_STUCK, OutcomeUnknown)))
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal, TypeVar, cast
 
 import msgspec
 from pyroaring import BitMap64
@@ -57,6 +57,7 @@ from lowmark.ledger.claim import LedgersUnseen, check_claim, claim
 from lowmark.log import Damaged, EntryGone, ReadPlan, ReferenceExpired, files
 from lowmark.metastore import Condition, Do, Entry, Operation
 from lowmark.node import NodeSilent, Settings
+from lowmark.node.messages import only_looks
 from lowmark.runtime import Buffer, HybridTime, millis_of, place_of, together
 from lowmark.runtime.disk import StoreFailed
 from lowmark.runtime.memory import Memory
@@ -77,6 +78,8 @@ from lowmark.table import (
 from lowmark.upkeep.dropped import dropped_at
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _EXECUTE_S = 60.0
 _FLUSH_S = 60.0
@@ -281,7 +284,9 @@ class Embedded(NodeThread):
         """See `Backend`."""
         wait_s = _EXECUTE_S if timeout_s is None else timeout_s
         check_buildable(commands)
-        return self.ask(lambda: self.catalogs.execute(commands), timeout_s=wait_s)
+        return self._ask_change(
+            lambda: self.catalogs.execute(commands), of="metastore", timeout_s=wait_s
+        )
 
     def dropped_at(self, table: TableId) -> int | None:
         """See `Backend`."""
@@ -784,15 +789,24 @@ class Embedded(NodeThread):
             if not self.closed:
                 self.tell(hand_over)
             return {}
+        group = group_name(table, min(commands))
+        outcomes = self._ask_change(send, of=group, timeout_s=timeout_s)
+        return dict(zip(commands, outcomes, strict=True))
+
+    def _ask_change(
+        self, function: Callable[[], Future[T]], *, of: str, timeout_s: float | None
+    ) -> T:
+        """As `ask`. A change of a group that gets no answer in time may have been made all the
+        same, whatever keeps the node from one.
+        """
         try:
-            outcomes = self.ask(send, timeout_s=timeout_s)
+            return self.ask(function, timeout_s=timeout_s)
         except Unavailable as error:
             if isinstance(error, NodeSilent) or isinstance(error.__cause__, NodeSilent):
-                unknown = OutcomeUnknown(group_name(table, min(commands)), why=error.message)
+                unknown = OutcomeUnknown(of, why=error.message)
                 unknown.hint = error.hint  # it may name what is wrong with the node
                 raise unknown from error
             raise
-        return dict(zip(commands, outcomes, strict=True))
 
     # -- ledgers and runs -----------------------------------------------------------------------
 
@@ -900,12 +914,13 @@ class Embedded(NodeThread):
         timeout_s: float | None = None,
     ) -> bool:
         """See `Backend`."""
-        if condition is not None:
-            return self.ask(
-                lambda: self._metastore.invoke_if(condition, operations), timeout_s=timeout_s
-            )
-        self.ask(lambda: self._metastore.invoke(Do(tuple(operations))), timeout_s=timeout_s)
-        return True
+
+        def send() -> Future[bool]:
+            if condition is not None:
+                return self._metastore.invoke_if(condition, operations)
+            return self._metastore.invoke(Do(tuple(operations))).map(lambda _: True)
+
+        return self._ask_change(send, of="metastore", timeout_s=timeout_s)
 
     # -- the cluster ----------------------------------------------------------------------------
 
@@ -913,7 +928,10 @@ class Embedded(NodeThread):
         """See `Backend`."""
         operating = self.node.operating
         assert operating is not None
-        return self.ask(lambda: operating.operate(action, body), timeout_s=timeout_s)
+        carry_out = partial(operating.operate, action, body)
+        if only_looks(action, body):
+            return self.ask(carry_out, timeout_s=timeout_s)
+        return self._ask_change(carry_out, of="metastore", timeout_s=timeout_s)
 
 
 def _staging(state: State) -> Staging:

@@ -115,6 +115,19 @@ class Ended(OutcomeUnknown):
         self.failed = failure is not None
 
 
+class ServerFailed(OutcomeUnknown):
+    """A server that could not answer, by a mistake of its own; what it was asked may be done."""
+
+    def __init__(self, call: str, error: Exception) -> None:
+        LowmarkError.__init__(
+            self,
+            f"the server failed to answer {call}: {type(error).__name__}",
+            detail="The request may have been carried out all the same.",
+            hint="See the server's log, and report it; look whether it happened before you ask"
+            " again.",
+        )
+
+
 class ProducerClosed(Closed):
     """A producer that was closed."""
 

@@ -29,7 +29,7 @@ from lowmark.runtime import Buffer
 from lowmark.table import Appended
 from lowmark.version import __version__
 
-PROTOCOL: Final = 2
+PROTOCOL: Final = 3
 HELLO, CALL = "hello", "call"
 APPEND: Final = b"lowmark.append"
 """The command of the descriptor of a stream of appends."""

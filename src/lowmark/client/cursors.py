@@ -193,7 +193,7 @@ class Cursors:
             self._backend.propose(self._table.id, moves)
         except LowmarkError as error:
             refused = not (isinstance(error, Unavailable) or could_not_be_asked(error))
-            if refused and len(moves) > 1 and not reset:
+            if refused and len(moves) > 1:
                 self._check_unmoved(name, moves, error)
             raise
         return self._now(name, f"cursor {name!r} was moved")
@@ -203,7 +203,8 @@ class Cursors:
     ) -> None:
         """Raise what says more than a refusal, if other partitions have moved all the same: a
         reader that takes it for all of them would pass over rows. Where a partition has moved, the
-        same move again is no refusal, and changes nothing.
+        same move again is no refusal, and changes nothing; a reset, only what was moved since: as
+        if this call had come behind that.
         """
         there, refused = [], []
         for number, move in moves.items():

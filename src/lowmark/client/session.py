@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from collections.abc import Iterable
 from typing import Protocol
 
 from lowmark.backend.exits import at_exit
@@ -30,7 +31,10 @@ class Session:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
+        self.storing: weakref.WeakSet[Finishing] = weakref.WeakSet()
+        """What has rows that are not stored yet: producers."""
         self.finishing: weakref.WeakSet[Finishing] = weakref.WeakSet()
+        """What else has something to finish."""
         self._last: Finishing | None = None
         self.behind = False
         _open.add(self)
@@ -41,11 +45,18 @@ class Session:
         """
         self._last, self.behind = one, behind
 
+    def store(self) -> None:
+        """Have rows stored that were given to producers."""
+        self._finish(self.storing)
+
     def finish(self) -> None:
         """Finish what is under way."""
+        self._finish([*self.storing, *self.finishing])
+
+    def _finish(self, some: Iterable[Finishing]) -> None:
         if self.backend.closed:
             return
-        for one in list(self.finishing):
+        for one in list(some):
             with contextlib.suppress(LowmarkError):
                 one.finish()
 
@@ -66,10 +77,10 @@ def _nothing() -> None:
     pass
 
 
-def _finish_all() -> None:
+def _store_all() -> None:
     with contextlib.ExitStack() as stack:  # what one raises keeps no other from it
         for one in list(_open):
-            stack.callback(one.finish)
+            stack.callback(one.store)
 
 
 def _close_all() -> None:
@@ -79,5 +90,5 @@ def _close_all() -> None:
             one.close()
 
 
-at_exit("rows", _finish_all)
+at_exit("rows", _store_all)
 at_exit("sessions", _close_all)

@@ -300,7 +300,7 @@ class Table:
             batch_rows=batch_rows,
             in_flight=in_flight,
         )
-        self._session.finishing.add(producer)
+        self._session.storing.add(producer)
         return producer
 
     def stage(self, *, number: int | None = None) -> Stage:

@@ -8,6 +8,7 @@ changed. It is all done on the caller's thread; any number of them may write at 
 from __future__ import annotations
 
 import hashlib
+import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -24,7 +25,7 @@ from lowmark.client.producer import Sink
 from lowmark.client.session import Session
 from lowmark.convert.coercion import Coercion
 from lowmark.convert.rows import is_frame
-from lowmark.errors import Rejected
+from lowmark.errors import LowmarkError, Rejected
 from lowmark.table import (
     CHANGE,
     EPOCH_BITS,
@@ -42,6 +43,9 @@ from lowmark.table import (
 
 SLICE_ROWS = 1 << 16
 """Rows that are split and sent together."""
+_PAUSE_S = 0.01
+_PAUSE_MAX_S = 0.25
+"""Before the next number of a producer's epoch is tried: at most so long."""
 
 
 def _begun(backend: Backend, table: Table, producer: bytes) -> int:
@@ -49,20 +53,40 @@ def _begun(backend: Backend, table: Table, producer: bytes) -> int:
 
     Its number is chosen here, once: a call that is carried out late, at a node that was suspended,
     finds that a newer epoch has begun, and changes nothing. When an answer was lost, or another
-    producer of that name was opened at the same moment, the next number is tried.
+    producer of that name was opened at the same moment, the next number is tried: after a while by
+    chance, for of two that try again at once each may win a partition, again and again.
     """
     ends_at = time.monotonic() + backend.info.request_timeout_ms / 1_000
+    pause_s = _PAUSE_S
     while True:
         epoch = (backend.epoch_of(table.id, producer) >> EPOCH_BITS) + 1 << EPOCH_BITS
         fences = dict.fromkeys(range(table.partitions), Fence(producer, epoch))
         try:
             backend.propose(table.id, fences)
         except (OutcomeUnknown, ProducerFenced) as error:
-            replaced = isinstance(error, ProducerFenced) and error.current > epoch
-            if replaced or time.monotonic() >= ends_at:
-                raise
+            if isinstance(error, ProducerFenced) and error.current > epoch:
+                raise  # replaced
+            if time.monotonic() >= ends_at:
+                if isinstance(error, OutcomeUnknown):
+                    raise
+                raise ProducerNotBegun(table.name) from error
         else:
             return epoch
+        time.sleep(random.uniform(0, pause_s))
+        pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+
+
+class ProducerNotBegun(OutcomeUnknown):
+    """A producer that was opened at the same moments as others of its name."""
+
+    def __init__(self, table: str) -> None:
+        LowmarkError.__init__(
+            self,
+            f"the producer was not opened: others of its name in table {table} were opened at the"
+            " same moment, each time that it was tried",
+            detail="Those that were open before may have been replaced all the same.",
+            hint="Open one of that name at a time, and try again.",
+        )
 
 
 def written_with(table: Table, version: int | None) -> TableSchema:

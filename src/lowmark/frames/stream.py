@@ -194,7 +194,7 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
         try:
             self._stands = self._table().cursors.commit(cursor, starts, reset=True).position
         except CursorUnknown:
-            self._create(cursor, starts)
+            self._stands = self._create(cursor, starts)
             return
         # Were it to expire just now, the next batch would put it right.
         with contextlib.suppress(CursorExpired):

@@ -44,6 +44,7 @@ class Source(Protocol):
         on_end: OnEnd,
         name: str,
     ) -> Watch: ...
+    def forget(self, following: Following) -> None: ...
 
 
 class Following:
@@ -106,6 +107,7 @@ class Following:
         """Follow no more."""
         self._closed = True
         self._stop()
+        self._metastore.forget(self)
 
     def fail(self, error: LowmarkError) -> None:
         """What was told can't be taken: begin again in a while, with what is there by then."""

@@ -194,7 +194,7 @@ class Metastore:
             return
         self._closed = True
         self._forwarding.close()
-        for following in self._followings:
+        for following in [*self._followings]:
             following.close()
         error = Unavailable("this node is closing", hint="Ask another node.")
         self._watches.end_all(error)
@@ -523,6 +523,11 @@ class Metastore:
         self._followings.append(following)
         following.begin()
         return following
+
+    def forget(self, following: Following) -> None:
+        """It was closed."""
+        if following in self._followings:
+            self._followings.remove(following)
 
     @property
     def problems(self) -> list[str]:

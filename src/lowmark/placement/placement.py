@@ -128,7 +128,14 @@ class Placement:
         self._catalogs = catalogs
         self._tables = tables
         self._node = cluster.node.number
-        self.zones = Zones(runtime.loop, cluster, catalogs, keys=self.keys, adjust=config.adjust)
+        self.zones = Zones(
+            runtime.loop,
+            cluster,
+            catalogs,
+            keys=self.keys,
+            heard=lambda: self.heard,
+            adjust=config.adjust,
+        )
         self.moves = Moves(
             runtime.loop, cluster.metastore, group=self._group, keys=self.keys, config=config
         )
@@ -322,10 +329,10 @@ class Placement:
     def _take_all(self) -> None:
         """Take all assignments as they are now."""
         page = self._metastore.range_local(ASSIGNMENTS_PREFIX)
+        self.operations.heard()  # it may fail: then what is known stays until the next attempt
         known = [partition for partition, _ in self.all_keys()]
         self._keys.clear()
         self.heard += 1
-        self.operations.heard()
         changed = self._take((entry.key, entry) for entry in page.entries)
         self._apply(dict.fromkeys([*known, *changed]), self._on_disk())
         # What lies here of partitions that were moved away while this node was down.

@@ -92,13 +92,16 @@ class Zones:
         catalogs: Catalogs,
         *,
         keys: Callable[[PartitionId], Keys],
+        heard: Callable[[], int],
         adjust: Adjust,
     ) -> None:
+        """`heard` counts what this node has heard of `keys`."""
         self._loop = loop
         self._cluster = cluster
         self._metastore = cluster.metastore
         self._catalogs = catalogs
         self._keys = keys
+        self._keys_heard = heard
         self._adjust = adjust
         self._waiting = Waiting(loop, self._metastore)
         self.drained: frozenset[int] = frozenset()
@@ -107,6 +110,10 @@ class Zones:
         """Of the baselines that this node knows, by zone."""
         self._came_back: dict[int, tuple[int, AbstractSet[int]]] = {}
         """The nodes that tables passed over while they were away, by zone: as of which baseline."""
+        self._looked: dict[int, tuple[object, AbstractSet[int]]] = {}
+        """Those of them that would get partitions, by zone, and what that was worked out from."""
+        self._topologies: dict[int, frozenset[int]] = {}
+        """Which nodes were up, by the revision that says so, as far as it was asked for."""
         self._writing: set[int] = set()
         """Zones whose baseline is being written."""
         self._queue: deque[tuple[PartitionId, Assignments, int]] = deque()
@@ -283,8 +290,21 @@ class Zones:
         for a while, has to count as another event when that node is back, as if it had joined. One
         that was away while no table was made is no reason, nor is one that has its partitions: the
         zone is not evened out because a node was started again.
+
+        A look takes what the last one found, unless anything is new that it depends on: it may have
+        to go through thousands of revisions and partitions.
         """
         up = frozenset(baseline.numbers) & presence.up_ms.keys()
+        made = self._metastore.state.find(TOPOLOGY_KEY)
+        topology, catalog = 0 if made is None else made.record.revision, self._catalogs.latest
+        of = (topology, self._keys_heard(), catalog.version, revision, baseline, up)
+        if zone.id not in self._looked or self._looked[zone.id][0] != of:
+            self._looked[zone.id] = of, self._look_back(zone, baseline, revision, up)
+        return {*self._looked[zone.id][1]}
+
+    def _look_back(
+        self, zone: Zone, baseline: Baseline, revision: int, up: AbstractSet[int]
+    ) -> set[int]:
         # The history of the topology may go while the zone waits: what was found stays.
         known_at, known = self._came_back.get(zone.id, (0, frozenset()))
         found = set(known) if known_at == revision else set()
@@ -318,12 +338,19 @@ class Zones:
         found: list[tuple[int, AbstractSet[int]]] = []
         last = state.latest
         while last >= max(since, state.compacted):
-            entry = self._metastore.get_local(TOPOLOGY_KEY, at=last)
-            if entry is None:
+            made = state.find(TOPOLOGY_KEY, last)
+            if made is None:
                 break
-            there = {node.number for node in decode_topology(entry.value).nodes}
-            found.append((entry.revision, nodes - there))
-            last = entry.revision - 1
+            first = made.record.revision
+            if first not in self._topologies:  # its value is in the log: it is read once
+                [entry] = self._metastore.entries([made])
+                nodes_then = decode_topology(entry.value).nodes
+                self._topologies[first] = frozenset(node.number for node in nodes_then)
+            found.append((first, nodes - self._topologies[first]))
+            last = first - 1
+        oldest = state.find(TOPOLOGY_KEY, state.compacted)
+        for gone in [one for one in self._topologies if oldest and one < oldest.record.revision]:
+            del self._topologies[gone]
         return found if any(absent for _, absent in found) else []
 
     def _write_baseline(self, zone: Zone, baseline: Baseline, revision: int) -> None:

@@ -362,7 +362,7 @@ class RealDisk:
         """Why a lock can't be had; its handle is closed."""
         pid = os.pread(fd, _NOTE_AT, 0).decode(errors="replace").strip()
         note = os.pread(fd, _NOTE_MAX, _NOTE_AT)
-        found = _holder_of(fd)
+        found = _holder_of(fd, "READ" if isinstance(error, _Shared) else "WRITE")
         os.close(fd)
         if not isinstance(error, BlockingIOError):
             return _in_our_words(error, path, "lock")
@@ -380,21 +380,27 @@ class RealDisk:
         return self._at(path)
 
 
-def _holder_of(fd: int) -> str:
-    """The number of the process that has an open file locked, if the system tells; else empty.
+class _Shared(BlockingIOError):
+    """A lock that others share, for longer than any that only looks."""
 
-    It does not for a process outside of this one's container, nor on each file system.
+
+def _holder_of(fd: int, wanted: str) -> str:
+    """The number of the process that has an open file locked for itself ("WRITE"), or shares its
+    lock ("READ"), if the system tells; else empty.
+
+    One that shares it while the other kind is in the way only looks, and is not its holder. The
+    system does not tell for a process outside of this one's container, nor on each file system.
     """
     found = os.fstat(fd)
     place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
-    holders = dict[str, str]()
     with contextlib.suppress(OSError), open("/proc/locks", encoding="ascii") as file:
         for line in file:
             # 1: FLOCK  ADVISORY  WRITE 3329 00:1b:50236 0 EOF
             match line.split():
-                case [_, "FLOCK", _, kind, pid, where, *_] if where == place and int(pid) > 0:
-                    holders[kind] = pid
-    return holders.get("WRITE") or holders.get("READ", "")  # those that look have it shared
+                case [_, "FLOCK", _, kind, pid, where, *_] if (kind, where) == (wanted, place):
+                    if int(pid) > 0:
+                        return pid
+    return ""
 
 
 def _described(pid: str) -> str:
@@ -422,9 +428,9 @@ def _lock(fd: int) -> None:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
-        except BlockingIOError:
+        except BlockingIOError as error:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # raises, if it is a holder
             fcntl.flock(fd, fcntl.LOCK_UN)
             if time.monotonic() > ends_at:
-                raise
+                raise _Shared(*error.args) from error
         time.sleep(_LOOK_PAUSE_S)

@@ -29,7 +29,7 @@ from lowmark.ledger import (
     run_key,
 )
 from lowmark.ledger.records import POINTER_PREFIX
-from lowmark.metastore import Entry, Event
+from lowmark.metastore import Entry, Event, Following
 from lowmark.table import Adopt, Trim
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Adopter:
         self._left: dict[tuple[TableId, int], _Published] = {}
         """What was published and may not be adopted yet, of partitions that have a copy here."""
         self._closed = False
-        backend.ask_now(self._follow)
+        self._following = backend.ask_now(self._follow)
         threading.Thread(target=self._run, name="lowmark-adopt", daemon=True).start()
 
     def close(self) -> None:
@@ -64,11 +64,12 @@ class Adopter:
         with self._lock:
             self._closed = True
             self._lock.notify_all()
+        self._backend.tell(self._following.close)
 
     # -- on the loop ------------------------------------------------------------------------------
 
-    def _follow(self) -> None:
-        self._backend.node.cluster.metastore.keep_watching(
+    def _follow(self) -> Following:
+        return self._backend.node.cluster.metastore.keep_watching(
             prefix=POINTER_PREFIX,
             start=self._take_all,
             on_event=self._changed,

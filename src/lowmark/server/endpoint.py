@@ -22,7 +22,7 @@ from pyarrow import flight
 
 from lowmark.backend.connection import location_of, unix_path
 from lowmark.backend.embedded import Embedded
-from lowmark.backend.errors import RequestRefused
+from lowmark.backend.errors import RequestRefused, ServerFailed
 from lowmark.backend.protocol import APPEND, CALL, CALLS, COMMANDS, HELLO
 from lowmark.client import Database
 from lowmark.errors import LowmarkError, Rejected, Unavailable
@@ -34,7 +34,7 @@ from lowmark.server.cutting import cut
 from lowmark.server.limits import Limits, Slots
 from lowmark.server.plain import PlainTables, is_plain
 from lowmark.server.reading import check_read, read
-from lowmark.server.service import ServerFailed, Service
+from lowmark.server.service import Service
 
 logger = logging.getLogger(__name__)
 

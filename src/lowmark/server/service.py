@@ -26,8 +26,10 @@ from lowmark.backend.errors import (
     Ended,
     HoldUnknown,
     OtherDatabase,
+    OutcomeUnknown,
     ProtocolRefused,
     RequestRefused,
+    ServerFailed,
 )
 from lowmark.backend.port import RETRY, Backend
 from lowmark.backend.protocol import (
@@ -46,7 +48,7 @@ from lowmark.backend.view_parts import Known, since
 from lowmark.catalog import TableId
 from lowmark.client import Database
 from lowmark.client.distant_lookup import KEYS_MAX
-from lowmark.errors import LowmarkError, Unavailable
+from lowmark.errors import LowmarkError
 from lowmark.metastore.commands import Not
 from lowmark.node import NodeClosing, NodeSilent
 from lowmark.server.limits import Limits, Slots
@@ -65,25 +67,16 @@ _TAKE: Final = frozenset({"hold", "hold_history", "hold_files"})
 PLAIN_CALLS: Final = frozenset(RETRY) - _ELSEWHERE
 
 
-class ServerFailed(Unavailable):
-    """A server that could not answer, by a mistake of its own."""
-
-    def __init__(self, call: str, error: Exception) -> None:
-        super().__init__(
-            f"the server failed to answer {call}: {type(error).__name__}",
-            detail="The request may have been carried out all the same.",
-            hint="See the server's log, and report it.",
-        )
-
-
 def as_lost(error: LowmarkError) -> LowmarkError:
     """What a client is told of a call that got no answer in time, and may have been carried out.
     Its cause, like a full disk, says what to do; alone it would say that the call was refused.
     """
-    silent = error.__cause__
+    why = error.__cause__ if isinstance(error, OutcomeUnknown) else error
+    silent = why if isinstance(why, NodeSilent) or why is None else why.__cause__
     if not isinstance(silent, NodeSilent):
         return error
-    silent.message, silent.hint = f"{silent.message}: {error.message}", error.hint
+    if isinstance(why, LowmarkError) and why is not silent:
+        silent.message, silent.hint = f"{silent.message}: {why.message}", why.hint
     return silent
 
 
