@@ -193,7 +193,11 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
         """
         try:
             self._stands = self._table().cursors.commit(cursor, starts, reset=True).position
-        except CursorUnknown:
+        except (CursorUnknown, PartlyMade) as error:
+            # Where others know it, they have moved: it is made anew in all of them.
+            refusal = error.__cause__ if isinstance(error, PartlyMade) else error
+            if not isinstance(refusal, CursorUnknown):
+                raise
             self._stands = self._create(cursor, starts)
             return
         # Were it to expire just now, the next batch would put it right.
