@@ -144,7 +144,9 @@ _DEFINED_IN = {
     "lowmark.inspect": "DataInUse",
     "lowmark.backend.attached": "LedgersUnknown",
     "lowmark.backend.spread": "CopiesAway",
-    "lowmark.node": "AnswerLost NodeSilent NodeUnreachable NotADatabase NotLoopback",
+    "lowmark.node": (
+        "AnswerLost NodeSilent NodeUnreachable NotADatabase NotAdvertised NotLoopback"
+    ),
     "lowmark.ledger.claim": "LedgersUnseen",
     "lowmark.ledger.errors": (
         "LedgerDamaged LedgerLost LedgerMisplaced NothingLike ProofFailed SourceMoved"

@@ -1,4 +1,4 @@
-"""The node's server for clients: Arrow Flight actions, on a loopback address.
+"""The node's server for clients: Arrow Flight actions.
 
 Flight calls from threads of its own; the packages know one, the loop's. An action decodes what
 it was sent, asks the loop by the bridge, and gives results one by one; Flight asks for the next one
@@ -29,8 +29,9 @@ from lowmark.catalog import NotInForce
 from lowmark.errors import LowmarkError, Rejected, Unavailable
 from lowmark.fault import encode_fault
 from lowmark.group import CallLost, OutcomeUnknown
+from lowmark.node.addresses import check_free, joined
 from lowmark.node.bridge import NodeClosed, NodeClosing, NodeSilent
-from lowmark.node.messages import BODY_BYTES_MAX, check_free, joined
+from lowmark.node.messages import BODY_BYTES_MAX
 from lowmark.runtime import AddressUnusable, host_and_port
 
 logger = logging.getLogger(__name__)
@@ -214,7 +215,7 @@ class Server:
         except pyarrow.ArrowException as error:
             raise AddressUnusable(address, reason=str(error)) from error
         self.address = joined(host_and_port(address)[0], self._server.port)
-        """Where clients reach it; a port 0 has been replaced by the real one."""
+        """Where it listens; a port 0 has been replaced by the real one."""
 
     @contextlib.contextmanager
     def in_flight_s_words(self, what: str) -> Iterator[DataCalls]:

@@ -49,6 +49,7 @@ from lowmark.runtime.wires import Owner, TlsWire, Wire
 _JOIN_BYTES = 64 << 10  # below that, bytes are cheaper to copy together than to send alone
 _SLICE_BYTES = 256 << 10  # at most this much of a large buffer is copied when a socket is full
 _SCRATCH_BYTES = 256 << 10
+_NEXT_ADDRESS_S = 0.25
 
 
 _Frame: TypeAlias = tuple[list[Buffer], int]
@@ -139,7 +140,11 @@ class _Outgoing:
         running = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._endpoint.limits.hello_ms_max / 1000):
-                await running.create_connection(lambda: wire, self._host, self._port)
+                # A name is looked up each time: a peer may have moved. Of several addresses that it
+                # has, one that leads nowhere must not take the time of the others.
+                await running.create_connection(
+                    lambda: wire, self._host, self._port, happy_eyeballs_delay=_NEXT_ADDRESS_S
+                )
         except TimeoutError:
             wire.end(PeerLost(self._peer, reason="it does not answer"))
         except (OSError, UnicodeError) as error:  # the latter: no such name can be looked up
@@ -535,8 +540,11 @@ def _listen(address: str, listen: str, limits: NetworkLimits) -> tuple[socket.so
         )
     host, port = host_and_port(listen)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    both = host == "::" and socket.has_dualstack_ipv6()  # all addresses: those of IPv4, too
     try:
-        listener = socket.create_server((host, port), family=family, backlog=128)
+        listener = socket.create_server(
+            (host, port), family=family, backlog=128, dualstack_ipv6=both
+        )
         listener.setblocking(False)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:

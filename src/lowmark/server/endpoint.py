@@ -13,7 +13,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -78,10 +78,15 @@ class Endpoint:
         database: Database,
         address: str,
         *,
+        advertised: str = "",
+        open_at: Sequence[str] = (),
         limits: Limits | None = None,
         hold_ms: int = HOLD_MS,
         on_held: Callable[[frozenset[int]], None] = lambda _: None,
     ) -> None:
+        """`advertised`: where clients are told to find it, if that is not the same address.
+        `open_at`: the addresses of it at which strangers can come in.
+        """
         backend = database.backend
         if not isinstance(backend, Embedded):
             raise Rejected(
@@ -89,7 +94,7 @@ class Endpoint:
                 hint="Use one from lowmark.open.",
             )
         self.limits = limits or Limits()
-        self._location = location_of(address)
+        self._location = location_of(advertised or address)
         self._path = unix_path(address)
         self._port = host_and_port(address)[1] if self._path is None else None
         self._service = Service(
@@ -108,8 +113,10 @@ class Endpoint:
         """The same of streams that wait for their client to take an answer."""
         self._numbers = itertools.count()
         self._over = threading.Event()
-        self._address = address if self._path is None else f"unix:{self._path}"
+        self._address = advertised or address if self._path is None else f"unix:{self._path}"
         backend.served_at.append(self._address)
+        self._open_at = open_at
+        backend.node.open_at += open_at
         threading.Thread(target=self._watch, name="lowmark-watch", daemon=True).start()
 
     # -- what Flight asks -------------------------------------------------------------------------
@@ -243,6 +250,8 @@ class Endpoint:
         """
         with contextlib.suppress(ValueError):  # it was ended before
             self._backend.served_at.remove(self._address)
+            for address in self._open_at:
+                self._backend.node.open_at.remove(address)
         self._service.close()
         self._over.set()
         ends_at = time.monotonic() + within_s

@@ -7,6 +7,7 @@ if the server was closing: clients ask again.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import weakref
@@ -26,10 +27,12 @@ from lowmark.backend.protocol import CALL, HELLO
 from lowmark.client import Database
 from lowmark.errors import LowmarkError
 from lowmark.node import NodeClosing
-from lowmark.node.messages import check_free, check_loopback, joined
-from lowmark.runtime import AddressUnusable, host_and_port
+from lowmark.node.addresses import Guard, Place, check_free, insecure_words, place_of
+from lowmark.runtime import AddressUnusable
 from lowmark.server.endpoint import HOLD_MS, Endpoint, in_flight_s_words
 from lowmark.server.limits import Limits
+
+logger = logging.getLogger(__name__)
 
 END_S: Final = 4.0
 """A server that is closed ends within this; clients that do not let go are cut off."""
@@ -83,8 +86,10 @@ class Server:
     """Serves a database that this process has open. It listens from the moment it is made.
 
     `address` is `host:port` on this machine (port 0: a free one), or `unix:PATH`; a socket at that
-    path must be no other process's. The database stays open when the server is closed. `on_held`
-    is told which clients hold anything (see `Sessions`).
+    path must be no other process's. One that other machines can reach is refused (`NotLoopback`),
+    unless `insecure` says that all of them may read and change all data. `advertise` is what Flight
+    clients are told to connect to, if that is not `address`. The database stays open when the
+    server is closed. `on_held` is told which clients hold anything (see `Sessions`).
     """
 
     def __init__(
@@ -92,15 +97,18 @@ class Server:
         database: Database,
         address: str = "127.0.0.1:0",
         *,
+        advertise: str = "",
+        insecure: bool = False,
         limits: Limits | None = None,
         hold_ms: int = HOLD_MS,
         on_held: Callable[[frozenset[int]], None] = lambda _: None,
     ) -> None:
         check_fork(address)
         path = unix_path(address)
+        place, guard = Place(address, address), Guard(insecure=insecure)
         if path is None:
-            address = check_loopback(address)
-            check_free(address)
+            place = place_of(address, advertise, guard=guard)
+            check_free(place.listens_at)
         self._lock = threading.Lock()
         self._closed = False
         self._endpoint: Endpoint | None = None
@@ -108,18 +116,27 @@ class Server:
         self.actions = backend.node.actions if isinstance(backend, Embedded) else {}
         """What clients may ask of the node itself, as of one that is served."""
         try:
-            self._server = made(_FlightServer(self, location_of(address)))
+            self._server = made(_FlightServer(self, location_of(place.listens_at)))
         except pa.ArrowException as error:
             raise AddressUnusable(address, reason=str(error)) from error
         if path is None:
-            address = joined(host_and_port(address)[0], self._server.port)
-        self.address = address
+            place = place.with_port(self._server.port)
+        open_at = guard.open_at(place) if path is None else ()
+        if open_at:
+            logger.warning(insecure_words(f"the server at {place.listens_at}", open_at))
+        self.address = place.advertised
         """Where clients reach it; a port 0 has been replaced by the real one."""
         _open.add(self)
         come_first()  # before Flight's own hook for its server
         try:
             self._endpoint = Endpoint(
-                database, address, limits=limits, hold_ms=hold_ms, on_held=on_held
+                database,
+                place.listens_at,
+                advertised=place.advertised,
+                open_at=open_at,
+                limits=limits,
+                hold_ms=hold_ms,
+                on_held=on_held,
             )
         except BaseException:
             self._server.shutdown()
