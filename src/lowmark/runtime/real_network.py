@@ -49,7 +49,6 @@ from lowmark.runtime.wires import Owner, TlsWire, Wire
 _JOIN_BYTES = 64 << 10  # below that, bytes are cheaper to copy together than to send alone
 _SLICE_BYTES = 256 << 10  # at most this much of a large buffer is copied when a socket is full
 _SCRATCH_BYTES = 256 << 10
-_NEXT_ADDRESS_S = 0.25
 
 
 _Frame: TypeAlias = tuple[list[Buffer], int]
@@ -140,11 +139,8 @@ class _Outgoing:
         running = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._endpoint.limits.hello_ms_max / 1000):
-                # A name is looked up each time: a peer may have moved. Of several addresses that it
-                # has, one that leads nowhere must not take the time of the others.
-                await running.create_connection(
-                    lambda: wire, self._host, self._port, happy_eyeballs_delay=_NEXT_ADDRESS_S
-                )
+                # A name is looked up each time: it may mean another machine than the last time.
+                await running.create_connection(lambda: wire, self._host, self._port)
         except TimeoutError:
             wire.end(PeerLost(self._peer, reason="it does not answer"))
         except (OSError, UnicodeError) as error:  # the latter: no such name can be looked up
