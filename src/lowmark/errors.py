@@ -179,7 +179,7 @@ _DEFINED_IN = {
     ),
     "lowmark.placement.rebuilding": "CopyNeeded CopySound",
     "lowmark.runtime.clock": "ClockSkew",
-    "lowmark.runtime.disk": "DiskFailed DiskFull Locked NoHandles StoreFailed",
+    "lowmark.runtime.disk": "DiskFailed DiskFull Locked NoHandles NotAllowed StoreFailed",
     "lowmark.runtime.network": "AddressInUse AddressUnusable",
     "lowmark.runtime.tls": "TlsUnusable",
 }

@@ -73,7 +73,7 @@ from lowmark.node.settings import Settings, chosen
 from lowmark.node.status import StatusService, parts_here, watermark_status
 from lowmark.placement import Adjust, MetastoreMembers, Placement
 from lowmark.runtime import Disk, RealDisk, RealLoop, real_runtime
-from lowmark.runtime.disk import closing_command, open_to_others
+from lowmark.runtime.disk import closing_command, open_to_others, what_others_may
 from lowmark.runtime.store import Store, place_of_location, without_credentials
 from lowmark.table import AsOfHold, LowWatermark, Partition, Tables
 from lowmark.upkeep import Upkeep
@@ -554,10 +554,9 @@ def _warn_of_others(disk: Disk) -> None:
     wide = open_to_others(disk, deep=False)
     if wide:
         where = disk.describe("").rstrip("/")
-        what = "read rows in" if len(wide) > 1 else "see the names of files in"
         logger.warning(
             "other users of this machine may %s %s; close it to them: %s",
-            what,
+            what_others_may(disk, wide),
             where,
             closing_command(where),
         )
