@@ -40,8 +40,8 @@ import msgspec
 
 from lowmark.formatting import counted
 
-BODY_BYTES_MAX = 10 << 20
-"""The largest value, in base64, and its key."""
+BODY_BYTES_MAX = 16 << 20
+"""More than the largest value, in base64, and its key."""
 
 
 class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
