@@ -13,6 +13,9 @@ from lowmark.metastore.errors import MetastoreUnreachable
 from metastore.world import Node, World
 
 pytestmark = pytest.mark.slow
+SEEDS = pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(seed, marks=pytest.mark.release) for seed in range(2, 13))]
+)
 
 
 def settled(nodes: int = 3, seed: int = 1) -> World:
@@ -65,7 +68,7 @@ def put(world: World, node: Node) -> None:
 
 
 @pytest.mark.parametrize("moved", [*combinations((1, 2, 3), 2)])
-@pytest.mark.parametrize("seed", [1, 2])
+@SEEDS
 def test_two_of_three_move_at_once(moved: tuple[int, int], seed: int) -> None:
     world = settled(seed=seed)
     # when a majority comes back elsewhere, its leader perhaps among it
@@ -74,6 +77,7 @@ def test_two_of_three_move_at_once(moved: tuple[int, int], seed: int) -> None:
     works(world)
 
 
+@pytest.mark.release
 def test_a_majority_of_five_moves_at_once() -> None:
     world = settled(nodes=5)
     move(world, {number: f"n{number}:2" for number in (1, 2, 4, 5)})
@@ -100,7 +104,7 @@ def test_the_leader_of_the_metastore_moves(leads: bool) -> None:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("seed", [1, 2])
+@SEEDS
 def test_a_node_moves_to_where_another_one_was(to: dict[int, str], seed: int) -> None:
     # given nodes at whose addresses others come back: whoever calls there means another node
     world = settled(seed=seed)
@@ -109,7 +113,7 @@ def test_a_node_moves_to_where_another_one_was(to: dict[int, str], seed: int) ->
 
 
 @pytest.mark.parametrize("seeds", [{2: "n1:2", 3: "n1:2"}, {1: "n2:2", 2: "n3:2", 3: "n1:2"}])
-@pytest.mark.parametrize("seed", [1, 2])
+@SEEDS
 def test_all_move_at_once_and_are_told_where_one_of_them_is(
     seeds: dict[int, str], seed: int
 ) -> None:
@@ -119,7 +123,13 @@ def test_all_move_at_once_and_are_told_where_one_of_them_is(
 
 
 @pytest.mark.parametrize("crashed", ["mover", "leader", "other"])
-@pytest.mark.parametrize("after_ms", [1, 5, 10, 20, 30, 45, 60, 90, 130, 200, 400, 800])
+@pytest.mark.parametrize(
+    "after_ms",
+    [
+        pytest.param(ms, marks=() if ms in {5, 30, 130} else pytest.mark.release)
+        for ms in (1, 5, 10, 20, 30, 45, 60, 90, 130, 200, 400, 800)
+    ],
+)
 def test_a_crash_while_a_new_address_is_made_known(crashed: str, after_ms: int) -> None:
     # given a node that comes back elsewhere
     world = settled(seed=after_ms)
@@ -136,7 +146,10 @@ def test_a_crash_while_a_new_address_is_made_known(crashed: str, after_ms: int) 
     works(world)
 
 
-@pytest.mark.parametrize("after_ms", [1, 10, 30, 60, 130, 400])
+@pytest.mark.parametrize(
+    "after_ms",
+    [1, 30, *(pytest.param(ms, marks=pytest.mark.release) for ms in (10, 60, 130, 400))],
+)
 def test_a_node_moves_again_before_all_know_where_it_is(after_ms: int) -> None:
     world = settled(seed=after_ms)
     move(world, {2: "n2:2"})

@@ -26,6 +26,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import assert_never
 
 import msgspec
@@ -278,7 +279,9 @@ class Cluster:
         self._on_changed: list[Callable[[], None]] = []
         self._told = Topology()
         self._seeds: list[str] = []
-        self._open_asks = 0
+        self._asked: set[str] = set()
+        """The addresses at which this node has asked to be let in, and has no answer yet: one that
+        does not answer must not keep the others from being asked."""
         self._turn = 0
         self._leaving: Future[None] | None = None
         self._closed = False
@@ -597,13 +600,13 @@ class Cluster:
 
     def _ask_again(self) -> None:
         """Ask the leader; without one, all that this node knows, so that they know where it is."""
-        if self._open_asks:
-            return
         self.refused = None
+        own = self._groups.transport.address
         if self.metastore.coordinates:
-            self._open_asks = 1
-            asked = self._coordinator.let_in(JoinAsk(self.node, self._identity.cluster))
-            asked.then(lambda future: self._let_in(reply_of(future)))
+            if own not in self._asked:
+                self._asked.add(own)
+                asked = self._coordinator.let_in(JoinAsk(self.node, self._identity.cluster))
+                asked.then(lambda future: self._let_in(own, reply_of(future)))
             return
         leader = self._groups.transport.addresses.get(self.metastore.leadership.node)
         known_at = [] if leader is None else [leader]
@@ -617,9 +620,9 @@ class Cluster:
         """Say to the nodes at these addresses where this one is, and ask to be let in."""
         own = self._groups.transport.address
         for address in dict.fromkeys(addresses):
-            if address != own:
-                self._open_asks += 1
-                self._ask(address, self._let_in)
+            if address != own and address not in self._asked:
+                self._asked.add(address)
+                self._ask(address, partial(self._let_in, address))
 
     def _heard_at(self, address: str) -> None:
         """A member says that it has moved there, and no leader is known: it may have lost sight of
@@ -636,8 +639,8 @@ class Cluster:
         if new and not self._closed and not self._is_in():
             self._tell(new)
 
-    def _let_in(self, reply: JoinReply) -> None:
-        self._open_asks -= 1
+    def _let_in(self, asked: str, reply: JoinReply) -> None:
+        self._asked.discard(asked)
         match reply:
             case Welcome():
                 self._welcomed_by(reply)
