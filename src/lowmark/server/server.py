@@ -81,7 +81,7 @@ class Server:
             port = host_and_port(self._listener.address)[1]
             self._open_at = guard.open_at(place.with_port(port))
         if self._open_at:
-            logger.warning(insecure_words(f"the server at {place.listens_at}", self._open_at))
+            logger.warning(insecure_words(f"the server at {self._listener.address}", self._open_at))
         self._node.open_at += self._open_at
         # What may be asked of the node itself, as of one that is served: all that there is by then.
         self._listener.actions = ChainMap({}, backend.node.actions)
