@@ -45,6 +45,7 @@ from lowmark.node.errors import ServerFailed, ServerStuck
 from lowmark.node.messages import BODY_BYTES_MAX
 from lowmark.node.owner import SCHEME
 from lowmark.node.slots import Slots
+from lowmark.node.strangers import Door, Strangers
 from lowmark.runtime import AddressUnusable, host_and_port
 
 logger = logging.getLogger(__name__)
@@ -126,7 +127,7 @@ def _admitted(context: Any) -> _Admitted:
     return found
 
 
-class _Door(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+class _Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
     """Where callers are checked: every call begins here."""
 
     def __init__(self, listener: Listener) -> None:
@@ -167,26 +168,32 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             more["tls_certificates"] = [(tls.certificate, tls.key)]
             if tls.root:
                 more |= {"verify_client": True, "root_certificates": tls.root}
-        super().__init__(location, middleware={_DOOR: _Door(listener)}, **more)
+        super().__init__(location, middleware={_DOOR: _Gate(listener)}, **more)
+
+    def _admitted(self, context: Any) -> _Admitted:
+        """What is known of a call that was let in; its connection is no stranger's."""
+        self._listener.let_in(context)
+        return _admitted(context)
 
     def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
-        admitted = _admitted(context)
+        admitted = self._admitted(context)
         call = Call(context.is_cancelled, admitted.caller)
         return self._listener.act(action.type, action.body, call, whole=admitted.whole)
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
-        del context
+        self._listener.let_in(context)
         return [(name, "") for name in sorted(self._listener.actions)]
 
     def do_get(self, context: Any, ticket: Any) -> Any:
-        return self._listener.get(context, ticket.ticket, whole=_admitted(context).whole)
+        return self._listener.get(context, ticket.ticket, whole=self._admitted(context).whole)
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        with told("DoPut", whole=_admitted(context).whole, passing=_BROKEN):
+        with told("DoPut", whole=self._admitted(context).whole, passing=_BROKEN):
             self._listener.find_data().put(context, descriptor, reader, writer)
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         # Only clients of ours do this, and of some releases without saying so in a header.
+        self._listener.let_in(context)
         with told("DoExchange", whole=True, passing=_BROKEN):
             self._listener.find_data().exchange(context, descriptor, reader, writer)
 
@@ -213,9 +220,12 @@ class Listener:
         *,
         callers: Callers | None = None,
         certificates: Certificates | None = None,
+        door: Door | None = None,
         on_open: Callable[[Any], None] = lambda _: None,
     ) -> None:
-        """`on_open` is told of each Flight server that is made."""
+        """`door`: how long connections are kept that were not let in; None: as long as they like.
+        `on_open` is called with each Flight server that is made.
+        """
         self.actions: MutableMapping[str, Action] = {}
         """What clients may ask by name."""
         self._ours: set[str] = set()
@@ -241,6 +251,7 @@ class Listener:
         self._open()
         port = None if self._path is not None else host_and_port(self.address)[1]
         self.waiting.start(port=port, path=self._path)
+        self._strangers = None if door is None or port is None else Strangers(port, door)
 
     @property
     def location(self) -> str:
@@ -308,12 +319,18 @@ class Listener:
     @contextlib.contextmanager
     def question(self, what: str, context: Any, *, schema: bool = False) -> Iterator[DataCalls]:
         """What answers for rows, for a call with one answer."""
+        self.let_in(context)
         with (
             told(what, whole=_admitted(context).whole, schema=schema),
             self._calls.one(),
             self._brief.one(),
         ):
             yield self.find_data()
+
+    def let_in(self, context: Any) -> None:
+        """A call was let in: its connection is not a stranger's any more."""
+        if self._strangers is not None:
+            self._strangers.let_in(context.peer())
 
     def check(self) -> None:
         """Refuse to begin anything when the end has come."""
@@ -349,6 +366,8 @@ class Listener:
         with self._opening:
             ended = self._end(within_s, last=True)
         self.waiting.close()
+        if self._strangers is not None:
+            self._strangers.close()
         if not ended:
             raise ServerStuck(self.address, waited_s=within_s)
 
