@@ -53,6 +53,7 @@ class HybridClock:
         self._wall_ms = wall_ms
         self._max_skew_ms = max_skew_ms
         self._last = 0
+        self._caught_up_ms = 0
 
     @property
     def max_skew_ms(self) -> int:
@@ -76,10 +77,15 @@ class HybridClock:
         return self._advance(max(least, time))
 
     def observe(self, remote: HybridTime) -> HybridTime:
-        """Take note of a peer's time, and give one above it; refuse one too far ahead."""
+        """Take note of a peer's time, and give one above it; refuse one too far ahead.
+
+        Where this node's log has brought its clock too far ahead, it follows others within that
+        millisecond: each has only its counter to go on by, and would refuse what the others give.
+        """
         wall_ms = self._wall_ms()
         ahead_ms = millis_of(remote) - wall_ms
-        if ahead_ms > self._max_skew_ms and not self.alone:
+        is_there = millis_of(remote) <= self._caught_up_ms
+        if ahead_ms > self._max_skew_ms and not self.alone and not is_there:
             raise ClockSkew(ahead_ms=ahead_ms, max_skew_ms=self._max_skew_ms)
         return self._advance(max(self._last, remote, (wall_ms << COUNTER_BITS) - 1) + 1)
 
@@ -95,6 +101,7 @@ class HybridClock:
         However far ahead it is: the wall clock was put back, or it was wrong then.
         """
         self._last = max(self._last, time)
+        self._caught_up_ms = max(self._caught_up_ms, millis_of(time))
 
     def _advance(self, time: int) -> HybridTime:
         if time <= self._last:
