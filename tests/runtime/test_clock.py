@@ -104,11 +104,18 @@ def test_a_time_is_followed_unless_it_is_too_far_ahead() -> None:
     assert clock.latest == latest
 
 
-def test_a_clock_that_is_too_far_ahead_follows_others_that_are_as_far() -> None:
-    # given a clock whose log has times of a wall clock that was wrong
+@pytest.mark.parametrize("by_log", [True, False])
+def test_a_clock_that_is_too_far_ahead_follows_others_that_are_as_far(by_log: bool) -> None:
+    # given a clock that was wrong for a while, or whose log has times of one that was
     wrong = at(1_000 + 10 * MAX_SKEW_MS)
-    clock = HybridClock(Wall(1_000), max_skew_ms=MAX_SKEW_MS)
-    clock.catch_up(wrong)
+    wall = Wall(1_000)
+    clock = HybridClock(wall, max_skew_ms=MAX_SKEW_MS)
+    if by_log:
+        clock.catch_up(wrong)
+    else:
+        wall.millis = millis_of(wrong)
+        clock.now()
+        wall.millis = 1_000
     # when another one like it has given some more times within that millisecond
     clock.follow(wrong + 5)
     # then this one goes on above them
