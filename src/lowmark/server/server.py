@@ -52,24 +52,24 @@ class Server:
         path = unix_path(address)
         self._lock = threading.Lock()
         self._closed = False
-        self._listener = Listener(
+        self.listener = Listener(
             check_loopback(address) if path is None else f"{SCHEME}{path}", on_open=_opened
         )
-        self.address = address if path is not None else self._listener.address
+        self.address = address if path is not None else self.listener.address
         """Where clients reach it; a port 0 has been replaced by the real one."""
         _open.add(self)
         try:
             self.endpoint = Endpoint(
-                database, self._listener, limits=limits, hold_ms=hold_ms, on_held=on_held
+                database, self.listener, limits=limits, hold_ms=hold_ms, on_held=on_held
             )
         except BaseException:
-            self._listener.close()
+            self.listener.close()
             raise
         # What may be asked of the node itself, as of one that is served: all that there is by then.
-        self._listener.actions = ChainMap({}, backend.node.actions)
-        self._listener.offer_to_ours({one: self._action(one) for one in (HELLO, CALL)})
-        self._listener.data = self.endpoint
-        self._listener.starting = False
+        self.listener.actions = ChainMap({}, backend.node.actions)
+        self.listener.offer_to_ours({one: self._action(one) for one in (HELLO, CALL)})
+        self.listener.data = self.endpoint
+        self.listener.starting = False
 
     def _action(self, name: str) -> Action:
         def act(body: bytes, call: Call) -> Iterable[bytes]:
@@ -80,7 +80,7 @@ class Server:
 
     def refuse(self) -> None:
         """Take nothing new; what is under way goes on."""
-        self._listener.refuse()
+        self.listener.refuse()
 
     def close(self) -> None:
         """End it, within a few seconds: clients that do not let go are cut off. Twice is fine."""
@@ -89,7 +89,7 @@ class Server:
                 return
             self._closed = True
         _open.discard(self)
-        self._listener.close()
+        self.listener.close()
 
     def __enter__(self) -> Self:
         return self
