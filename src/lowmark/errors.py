@@ -143,8 +143,10 @@ _DEFINED_IN = {
     "lowmark.inspect": "DataInUse",
     "lowmark.backend.attached": "LedgersUnknown",
     "lowmark.backend.spread": "CopiesAway",
-    "lowmark.node": "AnswerLost NodeSilent NodeUnreachable NotADatabase NotLoopback",
-    "lowmark.node.errors": ("PermissionDenied ServerFailed ServerFull ServerStuck Unauthenticated"),
+    "lowmark.node": (
+        "AnswerLost NodeSilent NodeUnreachable NotADatabase NotAdvertised NotLoopback"
+    ),
+    "lowmark.node.errors": "PermissionDenied ServerFailed ServerFull ServerStuck Unauthenticated",
     "lowmark.ledger.claim": "LedgersUnseen",
     "lowmark.ledger.errors": (
         "LedgerDamaged LedgerLost LedgerMisplaced NothingLike ProofFailed SourceMoved"
@@ -179,7 +181,7 @@ _DEFINED_IN = {
     ),
     "lowmark.placement.rebuilding": "CopyNeeded CopySound",
     "lowmark.runtime.clock": "ClockSkew",
-    "lowmark.runtime.disk": "DiskFailed DiskFull Locked NoHandles StoreFailed",
+    "lowmark.runtime.disk": "DiskFailed DiskFull Locked NoHandles NotAllowed StoreFailed",
     "lowmark.runtime.network": "AddressInUse AddressUnusable",
     "lowmark.runtime.tls": "TlsUnusable",
 }

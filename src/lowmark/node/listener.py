@@ -36,12 +36,13 @@ from pyarrow import flight
 
 from lowmark.errors import LowmarkError
 from lowmark.node.action import Action, ActionUnknown, BadRequest, Call, NodeStarting
+from lowmark.node.addresses import check_free, joined
 from lowmark.node.bridge import NodeClosing
 from lowmark.node.callers import AnyCaller, Caller, Callers, bearer_of
 from lowmark.node.codes import asks_for_whole, flight_error
 from lowmark.node.cutting import Waiting
 from lowmark.node.errors import ServerFailed, ServerStuck
-from lowmark.node.messages import BODY_BYTES_MAX, check_free, joined
+from lowmark.node.messages import BODY_BYTES_MAX
 from lowmark.node.owner import SCHEME
 from lowmark.node.slots import Slots
 from lowmark.runtime import AddressUnusable, host_and_port
@@ -235,7 +236,7 @@ class Listener:
         self._closed = False
         self._path = address.removeprefix(SCHEME) if address.startswith(SCHEME) else None
         self.address = address
-        """Where clients reach it; a port 0 has been replaced by the real one."""
+        """Where it listens; a port 0 has been replaced by the real one."""
         self._flight: _FlightServer | None = None
         self._open()
         port = None if self._path is not None else host_and_port(self.address)[1]
@@ -243,11 +244,15 @@ class Listener:
 
     @property
     def location(self) -> str:
-        """The address as Flight has it."""
+        """Where it listens, as Flight has it."""
+        return self.location_at(self.address)
+
+    def location_at(self, address: str) -> str:
+        """The same by another address, as clients are told it."""
         if self._path is not None:
             return f"grpc+unix://{self._path}"
         scheme = "grpc+tcp" if self._certificates is None else "grpc+tls"
-        return f"{scheme}://{self.address}"
+        return f"{scheme}://{address}"
 
     def _open(self) -> None:
         if self._path is None:

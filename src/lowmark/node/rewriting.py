@@ -40,7 +40,7 @@ SERVICE = "partition.rewrite"
 ANSWER_MS = 5_000
 NEIGHBOURS = 32
 JOBS_MAX = 64
-"""So many are remembered after their end."""
+"""This many are remembered after their end."""
 
 
 class _Ask(msgspec.Struct, frozen=True, array_like=True):
