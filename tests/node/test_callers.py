@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+import lowmark
 from lowmark.errors import PermissionDenied, Rejected, Unauthenticated
+from lowmark.node import NodeClient
 from lowmark.node.action import Call
 from lowmark.node.callers import OWNER, Caller, bearer_of
 from lowmark.node.listener import Listener, caller_of
@@ -94,6 +96,14 @@ def test_without_callers_every_client_is_the_owner() -> None:
         client.call("DoAction", headers=[("authorization", "Bearer whatever")])
     listener.close()
     assert [call.caller for call in heard] == [OWNER, OWNER]
+
+
+def test_a_client_of_ours_hears_by_name_that_it_is_not_let_in(listener: Listener) -> None:
+    with NodeClient(listener.address) as client, pytest.raises(Unauthenticated) as refused:
+        client.status()
+    assert refused.value.hint == "Send one."
+    with pytest.raises(Unauthenticated, match="wants a token"):
+        lowmark.connect(listener.address, timeout_s=20)
 
 
 def test_a_mistake_of_who_knows_callers_lets_no_call_in(

@@ -183,6 +183,19 @@ def test_a_long_error_reaches_every_client(data: Failing, client: RawFlight) -> 
             assert kind.__name__ in heard.text or kind.__name__.encode() in heard.extra
 
 
+def test_a_node_that_takes_no_calls_is_asked_again_by_every_client() -> None:
+    # given a node that starts, and then one that closes
+    listener = Listener("127.0.0.1:0")
+    with RawFlight(listener.address) as client:
+        starting = {method: client.call(method).code for method in METHODS}
+        listener.data = Failing()
+        listener.refuse()
+        closing = {method: client.call(method).code for method in METHODS}
+    listener.close()
+    # then every call says that it may just be made again, that of a schema, too
+    assert starting == closing == dict.fromkeys(METHODS, "UNAVAILABLE")
+
+
 # -- which code an error has --------------------------------------------------------------------
 
 

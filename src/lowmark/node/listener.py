@@ -354,7 +354,8 @@ class Listener:
 
     def reopen(self, certificates: Certificates | None = None, *, within_s: float = END_S) -> None:
         """Listen again at the same address, with these certificates; without, as before. What is
-        under way may end first. If these certificates can't be used, those before are.
+        under way may end first. If these certificates can't be used, those before are. If the
+        address can't be had back, it raises, and may be called again. Not from a call's own thread.
         """
         with self._opening:
             if self._closed:
