@@ -54,7 +54,7 @@ END_S: Final = 4.0
 """A listener that is closed ends within this; clients that do not let go are cut off."""
 CALM_S: Final = 1.0
 """What is under way when it is closed may take so long, before it is cut off."""
-_DOOR: Final = "lowmark"
+_ADMISSION: Final = "lowmark"
 _BROKEN: Final = (pyarrow.ArrowException, OSError)
 """What a stream of messages ends with whose client has gone: it hears nothing more."""
 
@@ -121,12 +121,12 @@ class _Admitted(flight.ServerMiddleware):  # type: ignore[misc]
 
 
 def _admitted(context: Any) -> _Admitted:
-    found: _Admitted | None = context.get_middleware(_DOOR)
+    found: _Admitted | None = context.get_middleware(_ADMISSION)
     assert found is not None  # no call begins without
     return found
 
 
-class _Door(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+class _Admission(flight.ServerMiddlewareFactory):  # type: ignore[misc]
     """Where callers are checked: every call begins here."""
 
     def __init__(self, listener: Listener) -> None:
@@ -167,7 +167,7 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             more["tls_certificates"] = [(tls.certificate, tls.key)]
             if tls.root:
                 more |= {"verify_client": True, "root_certificates": tls.root}
-        super().__init__(location, middleware={_DOOR: _Door(listener)}, **more)
+        super().__init__(location, middleware={_ADMISSION: _Admission(listener)}, **more)
 
     def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
         admitted = _admitted(context)
