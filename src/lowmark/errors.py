@@ -123,7 +123,7 @@ def invariant(ok: object, message: str) -> None:
 _DEFINED_IN = {
     "lowmark.backend.errors": (
         "AnswerUnread AppendFailed Cancelled Closed DirectoryChanged Ended EpochUnread Forked"
-        " HoldUnknown OtherDatabase PackageMissing PartlyMade PlanOutdated ProducerClosed"
+        " HoldUnknown OtherDatabase PackageMissing PartlyMade PlanOutdated ProducerClosed PutEnded"
         " ProtocolRefused ReadOnly ReaderEnded RequestRefused RowMisplaced RowsLost"
         " RowsUnrecoverable RunUnderWay SegmentsElsewhere TableUnknown"
     ),
@@ -146,7 +146,7 @@ _DEFINED_IN = {
     "lowmark.node": (
         "AnswerLost NodeSilent NodeUnreachable NotADatabase NotAdvertised NotLoopback"
     ),
-    "lowmark.node.errors": ("PermissionDenied ServerFailed ServerFull ServerStuck Unauthenticated"),
+    "lowmark.node.errors": "PermissionDenied ServerFailed ServerFull ServerStuck Unauthenticated",
     "lowmark.ledger.claim": "LedgersUnseen",
     "lowmark.ledger.errors": (
         "LedgerDamaged LedgerLost LedgerMisplaced NothingLike ProofFailed SourceMoved"

@@ -36,7 +36,7 @@ from pyarrow import flight
 
 from lowmark.errors import LowmarkError
 from lowmark.node.action import Action, ActionUnknown, BadRequest, Call, NodeStarting
-from lowmark.node.addresses import Place, check_free
+from lowmark.node.addresses import check_free, joined
 from lowmark.node.bridge import NodeClosing
 from lowmark.node.callers import AnyCaller, Caller, Callers, bearer_of
 from lowmark.node.codes import asks_for_whole, flight_error
@@ -45,6 +45,7 @@ from lowmark.node.errors import ServerFailed, ServerStuck
 from lowmark.node.messages import BODY_BYTES_MAX
 from lowmark.node.owner import SCHEME
 from lowmark.node.slots import Slots
+from lowmark.node.strangers import Door, Strangers
 from lowmark.runtime import AddressUnusable, host_and_port
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ END_S: Final = 4.0
 """A listener that is closed ends within this; clients that do not let go are cut off."""
 CALM_S: Final = 1.0
 """What is under way when it is closed may take so long, before it is cut off."""
-_DOOR: Final = "lowmark"
+_ADMISSION: Final = "lowmark"
 _BROKEN: Final = (pyarrow.ArrowException, OSError)
 """What a stream of messages ends with whose client has gone: it hears nothing more."""
 
@@ -121,12 +122,12 @@ class _Admitted(flight.ServerMiddleware):  # type: ignore[misc]
 
 
 def _admitted(context: Any) -> _Admitted:
-    found: _Admitted | None = context.get_middleware(_DOOR)
+    found: _Admitted | None = context.get_middleware(_ADMISSION)
     assert found is not None  # no call begins without
     return found
 
 
-class _Door(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+class _Admission(flight.ServerMiddlewareFactory):  # type: ignore[misc]
     """Where callers are checked: every call begins here."""
 
     def __init__(self, listener: Listener) -> None:
@@ -167,26 +168,32 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             more["tls_certificates"] = [(tls.certificate, tls.key)]
             if tls.root:
                 more |= {"verify_client": True, "root_certificates": tls.root}
-        super().__init__(location, middleware={_DOOR: _Door(listener)}, **more)
+        super().__init__(location, middleware={_ADMISSION: _Admission(listener)}, **more)
+
+    def _admitted(self, context: Any) -> _Admitted:
+        """What is known of a call that was let in; its connection is no stranger's."""
+        self._listener.let_in(context)
+        return _admitted(context)
 
     def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
-        admitted = _admitted(context)
+        admitted = self._admitted(context)
         call = Call(context.is_cancelled, admitted.caller)
         return self._listener.act(action.type, action.body, call, whole=admitted.whole)
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
-        del context
+        self._listener.let_in(context)
         return [(name, "") for name in sorted(self._listener.actions)]
 
     def do_get(self, context: Any, ticket: Any) -> Any:
-        return self._listener.get(context, ticket.ticket, whole=_admitted(context).whole)
+        return self._listener.get(context, ticket.ticket, whole=self._admitted(context).whole)
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        with told("DoPut", whole=_admitted(context).whole, passing=_BROKEN):
+        with told("DoPut", whole=self._admitted(context).whole, passing=_BROKEN):
             self._listener.find_data().put(context, descriptor, reader, writer)
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         # Only clients of ours do this, and of some releases without saying so in a header.
+        self._listener.let_in(context)
         with told("DoExchange", whole=True, passing=_BROKEN):
             self._listener.find_data().exchange(context, descriptor, reader, writer)
 
@@ -211,13 +218,13 @@ class Listener:
         self,
         address: str,
         *,
-        advertised: str = "",
         callers: Callers | None = None,
         certificates: Certificates | None = None,
+        door: Door | None = None,
         on_open: Callable[[Any], None] = lambda _: None,
     ) -> None:
-        """`advertised`: what clients are told, if that is another address. `on_open` is told of
-        each Flight server that is made.
+        """`door`: how long connections are kept that were not let in; None: as long as they like.
+        `on_open` is called with each Flight server that is made.
         """
         self.actions: MutableMapping[str, Action] = {}
         """What clients may ask by name."""
@@ -240,19 +247,19 @@ class Listener:
         self._path = address.removeprefix(SCHEME) if address.startswith(SCHEME) else None
         self.address = address
         """Where it listens; a port 0 has been replaced by the real one."""
-        self.advertised = advertised or address
-        """Where clients are told to find it; the same of the port."""
         self._flight: _FlightServer | None = None
         self._open()
         port = None if self._path is not None else host_and_port(self.address)[1]
         self.waiting.start(port=port, path=self._path)
+        self._strangers = None if door is None or port is None else Strangers(port, door)
 
     @property
     def location(self) -> str:
-        """Where clients are told to find it, as Flight has it."""
-        return self._location(self.advertised)
+        """Where it listens, as Flight has it."""
+        return self.location_at(self.address)
 
-    def _location(self, address: str) -> str:
+    def location_at(self, address: str) -> str:
+        """The same by another address, as clients are told it."""
         if self._path is not None:
             return f"grpc+unix://{self._path}"
         scheme = "grpc+tcp" if self._certificates is None else "grpc+tls"
@@ -262,13 +269,11 @@ class Listener:
         if self._path is None:
             check_free(self.address)
         try:
-            location = self._location(self.address)
-            self._flight = _FlightServer(self, location, self._certificates)
+            self._flight = _FlightServer(self, self.location, self._certificates)
         except pyarrow.ArrowException as error:
             raise AddressUnusable(self.address, reason=str(error)) from error
         if self._path is None:
-            place = Place(self.address, self.advertised).with_port(self._flight.port)
-            self.address, self.advertised = place.listens_at, place.advertised
+            self.address = joined(host_and_port(self.address)[0], self._flight.port)
         self._on_open(self._flight)
 
     def offer_to_ours(self, actions: Mapping[str, Action]) -> None:
@@ -314,12 +319,18 @@ class Listener:
     @contextlib.contextmanager
     def question(self, what: str, context: Any, *, schema: bool = False) -> Iterator[DataCalls]:
         """What answers for rows, for a call with one answer."""
+        self.let_in(context)
         with (
             told(what, whole=_admitted(context).whole, schema=schema),
             self._calls.one(),
             self._brief.one(),
         ):
             yield self.find_data()
+
+    def let_in(self, context: Any) -> None:
+        """A call was let in: its connection is not a stranger's any more."""
+        if self._strangers is not None:
+            self._strangers.let_in(context.peer())
 
     def check(self) -> None:
         """Refuse to begin anything when the end has come."""
@@ -355,12 +366,15 @@ class Listener:
         with self._opening:
             ended = self._end(within_s, last=True)
         self.waiting.close()
+        if self._strangers is not None:
+            self._strangers.close()
         if not ended:
             raise ServerStuck(self.address, waited_s=within_s)
 
     def reopen(self, certificates: Certificates | None = None, *, within_s: float = END_S) -> None:
         """Listen again at the same address, with these certificates; without, as before. What is
-        under way may end first. If these certificates can't be used, those before are.
+        under way may end first. If these certificates can't be used, those before are. If the
+        address can't be had back, it raises, and may be called again. Not from a call's own thread.
         """
         with self._opening:
             if self._closed:

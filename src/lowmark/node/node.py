@@ -239,9 +239,8 @@ class Node:
             self.peers_place = Place(transport.listens_at, transport.address)
             """Where it is for other nodes."""
             self.loop.around = self.groups.turn
-            self._server: Listener | None = None
-            if not options.embedded:
-                self._server = Listener(self.place.listens_at, advertised=self.place.advertised)
+            self._server = None if options.embedded else Listener(self.place.listens_at)
+            if self._server is not None:
                 self.place = self.place.with_port(host_and_port(self._server.address)[1])
                 self._server.actions = self.actions
                 undo.callback(self._server.close)

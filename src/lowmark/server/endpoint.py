@@ -5,17 +5,18 @@ way.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
 
 from lowmark.backend.embedded import Embedded
-from lowmark.backend.errors import RequestRefused
+from lowmark.backend.errors import PutEnded, RequestRefused
 from lowmark.backend.protocol import APPEND, CALLS, COMMANDS, HELLO, is_request
 from lowmark.client import Database
-from lowmark.errors import Rejected
+from lowmark.errors import LowmarkError, Rejected
+from lowmark.node.codes import Code, code_of
 from lowmark.node.listener import Listener
 from lowmark.node.slots import Slots
 from lowmark.server.appending import AppendStream
@@ -37,10 +38,15 @@ class Endpoint:
         database: Database,
         listener: Listener,
         *,
+        advertised: str = "",
+        open_at: Sequence[str] = (),
         limits: Limits | None = None,
         hold_ms: int = HOLD_MS,
         on_held: Callable[[frozenset[int]], None] = lambda _: None,
     ) -> None:
+        """`advertised`: where clients are told to find it, if that is not the listener's address.
+        `open_at`: the addresses of it at which strangers can come in.
+        """
         backend = served(database)
         self.limits = limits or Limits()
         self._listener = listener
@@ -55,8 +61,10 @@ class Endpoint:
         self._call_streams = Slots("streams of calls", self.limits.call_streams)
         self._reads = Slots("reads", self.limits.reads)
         self._append_bytes = Slots("bytes of rows", self.limits.append_bytes)
-        self._address = listener.advertised
+        self._address = advertised or listener.address
         backend.served_at.append(self._address)
+        self._open_at = open_at
+        backend.node.open_at += open_at
 
     # -- what a listener asks ---------------------------------------------------------------------
 
@@ -87,13 +95,17 @@ class Endpoint:
             for rows, note in messages:
                 yield rows if note is None else (rows, note)
 
+    @property
+    def _location(self) -> str:
+        return self._listener.location_at(self._address)
+
     def flights(self) -> Iterator[Any]:
         """All tables."""
-        return self._plain.flights(self._listener.location)
+        return self._plain.flights(self._location)
 
     def info(self, descriptor: Any) -> Any:
         """One table."""
-        return self._plain.info(descriptor, self._listener.location)
+        return self._plain.info(descriptor, self._location)
 
     def schema(self, descriptor: Any) -> pa.Schema:
         """Its columns."""
@@ -101,12 +113,19 @@ class Endpoint:
 
     def put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Rows of a client with none of our code."""
-        peer = context.peer()
-        with self._streams.one():
-            for said in self._plain.put(descriptor, reader):
-                self._service.check()
-                with self._listener.waiting.on(peer):
-                    writer.write(pa.py_buffer(said))
+        peer, stored = context.peer(), 0
+        try:
+            with self._streams.one():
+                for said in self._plain.put(descriptor, reader):
+                    stored += 1
+                    with self._listener.waiting.on(peer):
+                        writer.write(pa.py_buffer(said))
+                    self._service.check()
+        except LowmarkError as error:
+            if stored and code_of(error) is Code.UNAVAILABLE:
+                # A client that is told "nothing was done" would send all of its batches again.
+                raise PutEnded(stored, cause=error) from error
+            raise
 
     def exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """A stream of appends, or of calls."""
@@ -141,6 +160,8 @@ class Endpoint:
         """Keep nothing for clients any more."""
         with contextlib.suppress(ValueError):  # it was ended before
             self._backend.served_at.remove(self._address)
+            for address in self._open_at:
+                self._backend.node.open_at.remove(address)
         self._service.close()
 
 

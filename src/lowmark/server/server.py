@@ -59,35 +59,40 @@ class Server:
         check_fork(address)
         location_of(address)  # refuses what is none
         path = unix_path(address)
-        self._lock = threading.Lock()
-        self._closed = False
-        place, guard = Place(f"{SCHEME}{path}", ""), Guard(insecure=insecure)
+        place, guard = Place(address, address), Guard(insecure=insecure)
         if path is None:
             place = place_of(address, advertise, guard=guard)
-        self._listener = Listener(place.listens_at, advertised=place.advertised, on_open=_opened)
-        self.address = address if path is not None else self._listener.advertised
+        self._lock = threading.Lock()
+        self._closed = False
+        self.listener = Listener(
+            place.listens_at if path is None else f"{SCHEME}{path}", on_open=_opened
+        )
+        if path is None:
+            place = place.with_port(host_and_port(self.listener.address)[1])
+        open_at = guard.open_at(place) if path is None else ()
+        if open_at:
+            logger.warning(insecure_words(f"the server at {place.listens_at}", open_at))
+        self.address = place.advertised
         """Where clients reach it; a port 0 has been replaced by the real one."""
         _open.add(self)
         try:
             self.endpoint = Endpoint(
-                database, self._listener, limits=limits, hold_ms=hold_ms, on_held=on_held
+                database,
+                self.listener,
+                advertised=place.advertised if path is None else "",
+                open_at=open_at,
+                limits=limits,
+                hold_ms=hold_ms,
+                on_held=on_held,
             )
         except BaseException:
-            self._listener.close()
+            self.listener.close()
             raise
-        self._node = backend.node
-        self._open_at: tuple[str, ...] = ()
-        if path is None:
-            port = host_and_port(self._listener.address)[1]
-            self._open_at = guard.open_at(place.with_port(port))
-        if self._open_at:
-            logger.warning(insecure_words(f"the server at {self._listener.address}", self._open_at))
-        self._node.open_at += self._open_at
         # What may be asked of the node itself, as of one that is served: all that there is by then.
-        self._listener.actions = ChainMap({}, backend.node.actions)
-        self._listener.offer_to_ours({one: self._action(one) for one in (HELLO, CALL)})
-        self._listener.data = self.endpoint
-        self._listener.starting = False
+        self.listener.actions = ChainMap({}, backend.node.actions)
+        self.listener.offer_to_ours({one: self._action(one) for one in (HELLO, CALL)})
+        self.listener.data = self.endpoint
+        self.listener.starting = False
 
     def _action(self, name: str) -> Action:
         def act(body: bytes, call: Call) -> Iterable[bytes]:
@@ -98,7 +103,7 @@ class Server:
 
     def refuse(self) -> None:
         """Take nothing new; what is under way goes on."""
-        self._listener.refuse()
+        self.listener.refuse()
 
     def close(self) -> None:
         """End it, within a few seconds: clients that do not let go are cut off. Twice is fine."""
@@ -107,9 +112,7 @@ class Server:
                 return
             self._closed = True
         _open.discard(self)
-        for one in self._open_at:
-            self._node.open_at.remove(one)
-        self._listener.close()
+        self.listener.close()
 
     def __enter__(self) -> Self:
         return self
