@@ -25,6 +25,7 @@ from random import Random
 from typing import TypeAlias
 
 from lowmark.errors import LowmarkError
+from lowmark.runtime.certificates import LOOK_MS, Certificates
 from lowmark.runtime.disk import Buffer, bytes_in
 from lowmark.runtime.frames import frame_header, hello
 from lowmark.runtime.network import (
@@ -74,6 +75,11 @@ class _Outgoing:
         self._pumps_soon = False
         self._resting: asyncio.TimerHandle | None = None
         self._rest_ms = endpoint.limits.rest_ms_min
+
+    @property
+    def wire(self) -> Wire | None:
+        """The connection, or the attempt to make one."""
+        return self._wire
 
     def queued_bytes(self) -> int:
         unsent = self._wire.unsent_bytes() if self._wire is not None else 0
@@ -355,6 +361,20 @@ class _RealEndpoint:
         for wire in (*self._incoming.values(), *self._strangers):
             wire.let_go()
 
+    def judge_again(self, tls: Tls, *, now_s: float, all_of_them: bool) -> None:
+        """Cut connections whose other side is not believed any more. `all_of_them`: an authority is
+        gone, and each has to prove again who it is.
+        """
+        dialled = [outgoing.wire for outgoing in self._outgoing.values()]
+        for wire in (*self._incoming.values(), *self._strangers, *dialled):
+            refusal = None if wire is None else wire.refused_now(tls, now_s=now_s)
+            if wire is None or not wire.is_secure:
+                continue
+            if refusal is not None:
+                wire.end(NotAPeer(wire.peer, reason=refusal))
+            elif all_of_them:
+                wire.end(PeerLost(wire.peer, reason="who is believed has changed"))
+
     def dialling_wire(self, owner: Owner, peer: str) -> Wire:
         """A connection to be made to a peer."""
         return self._network.wire(owner, peer=peer, dials=True)
@@ -473,14 +493,18 @@ class RealNetwork:
         random: Random,
         limits: NetworkLimits | None = None,
         tls: TlsFiles | None = None,
+        tls_look_ms: float = LOOK_MS,
     ) -> None:
         self.loop = loop
         self.random = random
         self.limits = limits or NetworkLimits()
-        self._tls = None if tls is None else Tls(tls)
+        self.certificates = None if tls is None else Certificates(loop, tls, look_ms=tls_look_ms)
         self._scratch = memoryview(bytearray(0 if tls is None else _SCRATCH_BYTES))
         self._endpoints: list[_RealEndpoint] = []
         loop.at_close(self._close)
+        if self.certificates is not None:
+            self._tls = self.certificates.tls
+            self.certificates.at_look(self._judge_again)
 
     def endpoint(
         self,
@@ -491,8 +515,8 @@ class RealNetwork:
         on_room: OnRoom = ignore_room,
         listen: str | None = None,
     ) -> _RealEndpoint:
-        if self._tls is not None:
-            self._tls.check_ours(host_and_port(address)[0])
+        if self.certificates is not None:
+            self.certificates.check_ours(host_and_port(address)[0])
         endpoint = _RealEndpoint(
             self,
             address,
@@ -506,14 +530,25 @@ class RealNetwork:
 
     def wire(self, owner: Owner, *, peer: str, dials: bool) -> Wire:
         """A connection that is about to be made, with TLS if there is TLS."""
-        if self._tls is None:
+        if self.certificates is None:
             return Wire(owner, peer=peer, limits=self.limits)
-        session = self._tls.dial() if dials else self._tls.answer()
+        tls = self.certificates.tls
+        session = tls.dial() if dials else tls.answer()
         return TlsWire(owner, peer=peer, limits=self.limits, session=session, scratch=self._scratch)
 
     def forget(self, endpoint: _RealEndpoint) -> None:
         """An endpoint was closed."""
         self._endpoints.remove(endpoint)
+
+    def _judge_again(self) -> None:
+        """Cut connections that would not be made any more."""
+        assert self.certificates is not None
+        before, self._tls = self._tls, self.certificates.tls
+        gone = before.authorities - self._tls.authorities
+        for endpoint in list(self._endpoints):
+            endpoint.judge_again(
+                self._tls, now_s=self.loop.wall_ms() / 1_000, all_of_them=bool(gone)
+            )
 
     def _close(self) -> None:
         for endpoint in list(self._endpoints):

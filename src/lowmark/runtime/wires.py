@@ -18,7 +18,7 @@ from lowmark.runtime.network import (
     PeerMisbehaved,
     host_and_port,
 )
-from lowmark.runtime.tls import TlsSession, Untrusted
+from lowmark.runtime.tls import Tls, TlsSession, Untrusted
 
 _UNSENT_BYTES = 256 << 10
 """The kernel takes no more than this before it can send it: what it has, nothing overtakes."""
@@ -134,6 +134,16 @@ class Wire(asyncio.BufferedProtocol):
         del address
         return None
 
+    @property
+    def is_secure(self) -> bool:
+        """Whether it has TLS, and both sides have proved who they are."""
+        return False
+
+    def refused_now(self, tls: Tls, *, now_s: float) -> str | None:
+        """Why the other side, which was believed, is not any more; without TLS it always is."""
+        del tls, now_s
+        return None
+
     def pass_on(self) -> None:
         """For the loop to call: pass the next frame of the inbox on."""
         self._owner.on_turn(self)
@@ -198,6 +208,10 @@ class TlsWire(Wire):
         self._scratch = scratch  # all wires share it: it is empty again before the next one reads
         self._is_secure = False
 
+    @property
+    def is_secure(self) -> bool:
+        return self._is_secure
+
     def get_buffer(self, sizehint: int) -> memoryview:
         del sizehint
         return self._scratch
@@ -232,6 +246,9 @@ class TlsWire(Wire):
         except AddressUnusable:
             return "that is no address"
         return self._session.refusal(host)
+
+    def refused_now(self, tls: Tls, *, now_s: float) -> str | None:
+        return tls.refusal(self._session, now_s=now_s) if self._is_secure else None
 
     def _start(self) -> None:
         self._shakes_hands()
