@@ -121,6 +121,7 @@ def invariant(ok: object, message: str) -> None:
 # -- by name --------------------------------------------------------------------------------------
 
 _DEFINED_IN = {
+    "lowmark.authority.errors": "AuthorityRefused CertificateRefused",
     "lowmark.backend.errors": (
         "AnswerUnread AppendFailed Cancelled Closed DirectoryChanged Ended EpochUnread Forked"
         " HoldUnknown OtherDatabase PackageMissing PartlyMade PlanOutdated ProducerClosed"
@@ -181,7 +182,7 @@ _DEFINED_IN = {
     "lowmark.runtime.clock": "ClockSkew",
     "lowmark.runtime.disk": "DiskFailed DiskFull Locked NoHandles StoreFailed",
     "lowmark.runtime.network": "AddressInUse AddressUnusable",
-    "lowmark.runtime.tls": "TlsUnusable",
+    "lowmark.runtime.tls": "KeyMismatch TlsUnusable",
 }
 """Where each error is defined that callers catch; `tests/docs/test_errors.py` keeps it complete."""
 

@@ -55,6 +55,14 @@ def serve(
             show_default="the last ones",
         ),
     ] = None,
+    tls: Annotated[
+        str,
+        typer.Option(
+            metavar="DIR",
+            help="A folder with ca.pem, cert.pem and key.pem, as `lowmark tls issue` makes it.",
+            show_default="no TLS",
+        ),
+    ] = "",
     dev: Annotated[
         int | None,
         typer.Option(
@@ -86,10 +94,10 @@ def serve(
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     with wrong_use():
         data = data_path(data) if data.strip() else data
-        if dev is not None and (peers or join or name or rack is not None or attribute):
+        if dev is not None and (peers or join or name or rack is not None or attribute or tls):
             raise Rejected(
                 "--dev starts nodes of its own: they have no other options",
-                hint="Leave out --peers, --join, --name, --rack and --attribute.",
+                hint="Leave out --peers, --join, --name, --rack, --attribute and --tls.",
             )
     if dev is not None:
         with wrong_use():
@@ -106,6 +114,7 @@ def serve(
         name=name,
         rack=rack,
         attributes=None if attribute is None else _attributes(attribute),
+        tls=tls,
     )
     with wrong_use():
         if not data.strip():

@@ -458,6 +458,8 @@ class PeerAddress(_Reply, frozen=True):
     ledgers: str | None = None
     """Where the cluster has its ledgers: a node that joins must see that place. Empty, as long as
     this node has not found out; None, if it does not say."""
+    tls: bool = False
+    """Whether it speaks with other nodes by TLS alone."""
 
 
 class ClusterStatus(_Reply, frozen=True):

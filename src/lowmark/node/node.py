@@ -72,7 +72,7 @@ from lowmark.node.server import Action, Server, reply
 from lowmark.node.settings import Settings, chosen
 from lowmark.node.status import StatusService, parts_here, watermark_status
 from lowmark.placement import Adjust, MetastoreMembers, Placement
-from lowmark.runtime import Disk, RealDisk, RealLoop, real_runtime
+from lowmark.runtime import Disk, RealDisk, RealLoop, RealNetwork, TlsFiles, real_runtime
 from lowmark.runtime.disk import closing_command, open_to_others
 from lowmark.runtime.store import Store, place_of_location, without_credentials
 from lowmark.table import AsOfHold, LowWatermark, Partition, Tables
@@ -123,6 +123,10 @@ class NodeOptions:
     """What fails together with it; None: as at its last start, which its directory keeps."""
     attributes: Mapping[str, str] | None = None
     """All of them; None: as at its last start."""
+    tls: str = ""
+    """A folder with ca.pem, cert.pem and key.pem, by which nodes prove to each other who they are;
+    empty: they don't.
+    """
     embedded: bool = False
     """Whether it lives in the process of its only client: without address and server."""
     read_only: bool = False
@@ -176,12 +180,16 @@ class Node:
         self.upkeep: Upkeep | None = None
         self.operating: Operating | None = None
         """What operators may ask of it."""
+        self._has_tls = bool(options.tls)
         options.check()
         # Asked before anything is opened: nothing has to be closed if no node answers.
         join = _seed(options, self.settings.ledger.location)
         with contextlib.ExitStack() as undo:
             runtime = real_runtime(
-                options.data, alone=options.embedded, read_only=options.read_only
+                options.data,
+                tls=TlsFiles.of_folder(options.tls) if options.tls else None,
+                alone=options.embedded,
+                read_only=options.read_only,
             )
             assert isinstance(runtime.loop, RealLoop)
             self.runtime = runtime
@@ -234,7 +242,7 @@ class Node:
             )
             self.members = MetastoreMembers(runtime, self.cluster, config=self.settings.rebalance)
             self.status = StatusService(self.groups, self.cluster)
-            self.status.problems = lambda: [self.members.problem]
+            self.status.problems = lambda: [self.members.problem, *self._of_certificates()]
             self._offer()
             self.cluster.start(join=join, settings=self.settings.for_founding())
             known = load_identity(runtime.disk)
@@ -324,7 +332,7 @@ class Node:
 
     def _offer(self) -> None:
         """What can be asked of it before the cluster is ready."""
-        self._peer = PeerAddress(address=self.info.address)
+        self._peer = PeerAddress(address=self.info.address, tls=self._has_tls)
         if not self.embedded:
             # Without the loop: a node that waits for others to start says so, too.
             self.actions["cluster.peer-address"] = reply(Nothing, lambda _: self._peer)
@@ -432,6 +440,7 @@ class Node:
             self.members.problem,
             *(room.problem for room in rooms),
             self._no_data(),
+            *self._of_certificates(),
         ]
         rebalance = Rebalance(self.groups, cluster, catalogs, tables, self.placement)
         rounds = CatalogRounds(cluster.metastore, self.upkeep.catalog)
@@ -456,6 +465,20 @@ class Node:
         """Why it gives no rows to clients, if it does not."""
         error = None if self._server is None else self._server.no_data
         return "" if error is None else f"it gives no rows to clients: {error.message}"
+
+    def _of_certificates(self) -> list[str]:
+        """What is wrong with its certificates, or will be soon."""
+        network = self.runtime.network
+        if not isinstance(network, RealNetwork) or network.certificates is None:
+            return []
+        refused = self.groups.transport.refused.items()
+        return [
+            *network.certificates.problems(),
+            *(
+                f"it and the node at {peer} do not believe each other: {why}"
+                for peer, why in refused
+            ),
+        ]
 
     def _routes(self, table: int, number: int) -> tuple[int, ...]:
         return () if self.placement is None else self.placement.routes(table, number)
@@ -573,6 +596,20 @@ def _check_location(wanted: str, found: str) -> None:
         )
 
 
+def _check_tls(options: NodeOptions, seed: PeerAddress) -> None:
+    """Refuse to join a cluster whose nodes would hang up."""
+    if seed.tls and not options.tls:
+        raise ClusterRefused(
+            f"the node at {options.join} speaks with other nodes by TLS alone",
+            hint="Give this node a folder with certificates of the same authority: --tls DIR.",
+        )
+    if options.tls and not seed.tls:
+        raise ClusterRefused(
+            f"the node at {options.join} speaks no TLS with other nodes",
+            hint="Leave --tls out, or start the nodes of that cluster with it first.",
+        )
+
+
 def _seed(options: NodeOptions, location: str) -> str:
     """The address that a new node joins by, or an old one may come back by; empty without one.
 
@@ -585,6 +622,7 @@ def _seed(options: NodeOptions, location: str) -> str:
         known = load_identity(RealDisk(options.data, create=False))
     if known is None or not known.cluster:
         seed = ask_peer(options.join)
+        _check_tls(options, seed)
         if seed.ledgers:
             _check_location(location, seed.ledgers)
             prove(Store(location or seed.ledgers), seed.cluster, token=secrets.token_hex(8))

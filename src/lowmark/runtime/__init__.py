@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         FrameTooLong,
         NetworkLimits,
         PeerMisbehaved,
+        PeerRefused,
         host_and_port,
     )
     from lowmark.runtime.place import place_of
@@ -89,6 +90,7 @@ __all__ = [
     "NoHandles",
     "Outcome",
     "PeerMisbehaved",
+    "PeerRefused",
     "RealDisk",
     "RealLoop",
     "RealNetwork",

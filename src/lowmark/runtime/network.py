@@ -121,6 +121,18 @@ class NotAPeer(PeerMisbehaved):
     """Whoever is at the other end did not say a proper hello."""
 
 
+class PeerRefused(NotAPeer):
+    """The other side could not prove who it is, or did not believe that we are who we say."""
+
+    def __init__(self, peer: str, *, reason: str) -> None:
+        super().__init__(peer, reason=reason)
+        self.reason = reason
+        self.hint = (
+            "Compare the certificates and the authorities of both nodes (`lowmark tls show DIR`),"
+            " and their clocks."
+        )
+
+
 class Endpoint(Protocol):
     """One address, and the way from there to all others."""
 

@@ -40,6 +40,7 @@ from lowmark.runtime.network import (
     OnRoom,
     PeerLost,
     PeerMisbehaved,
+    PeerRefused,
     host_and_port,
     ignore_room,
 )
@@ -157,7 +158,7 @@ class _Outgoing:
     def on_ready(self, wire: Wire) -> None:
         refusal = wire.refusal(self._peer)
         if refusal is not None:
-            wire.end(NotAPeer(self._peer, reason=refusal))
+            wire.end(PeerRefused(self._peer, reason=refusal))
         else:
             wire.write(hello(self._endpoint.address))
 
@@ -371,7 +372,7 @@ class _RealEndpoint:
             if wire is None or not wire.is_secure:
                 continue
             if refusal is not None:
-                wire.end(NotAPeer(wire.peer, reason=refusal))
+                wire.end(PeerRefused(wire.peer, reason=refusal))
             elif all_of_them:
                 wire.end(PeerLost(wire.peer, reason="who is believed has changed"))
 
@@ -443,7 +444,7 @@ class _RealEndpoint:
     def on_hello(self, wire: Wire, address: str) -> None:
         refusal = wire.refusal(address)
         if refusal is not None:
-            wire.end(NotAPeer(wire.peer, reason=f"it calls itself {address}; {refusal}"))
+            wire.end(PeerRefused(wire.peer, reason=f"it calls itself {address}; {refusal}"))
             return
         self._strangers.remove(wire)
         if self._deaf_until_us.get(address, 0) > self.loop.elapsed_us():

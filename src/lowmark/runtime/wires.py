@@ -16,6 +16,7 @@ from lowmark.runtime.network import (
     NotAPeer,
     PeerLost,
     PeerMisbehaved,
+    PeerRefused,
     host_and_port,
 )
 from lowmark.runtime.tls import Tls, TlsSession, Untrusted
@@ -226,7 +227,7 @@ class TlsWire(Wire):
         except Untrusted as untrusted:
             # Whoever is refused is told why, if it understands; then it is cut off.
             self._send(self._session.to_send())
-            error = PeerMisbehaved if self._reader.greeted else NotAPeer
+            error = PeerMisbehaved if self._reader.greeted else PeerRefused
             self.end(error(self.peer, reason=untrusted.reason))
 
     def connection_lost(self, exc: Exception | None) -> None:
