@@ -63,6 +63,13 @@ def serve(
             show_default="no TLS",
         ),
     ] = "",
+    tls_mode: Annotated[
+        str,
+        typer.Option(
+            metavar="allow|require",
+            help="allow: take nodes without TLS, too, while a cluster goes over to it.",
+        ),
+    ] = "require",
     dev: Annotated[
         int | None,
         typer.Option(
@@ -115,6 +122,7 @@ def serve(
         rack=rack,
         attributes=None if attribute is None else _attributes(attribute),
         tls=tls,
+        tls_mode=tls_mode,
     )
     with wrong_use():
         if not data.strip():

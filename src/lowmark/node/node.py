@@ -101,6 +101,7 @@ _NOT_REWRITTEN: dict[str, Any] = {
 }
 """Limits of a log whose directory stays as it is: what would be rewritten, memory would hold."""
 STATUS_S = 10.0
+_BOTH = "it takes nodes without TLS, too: start it with --tls-mode require when all nodes have TLS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +128,8 @@ class NodeOptions:
     """A folder with ca.pem, cert.pem and key.pem, by which nodes prove to each other who they are;
     empty: they don't.
     """
+    tls_mode: str = "require"
+    """`allow`: it also speaks with nodes without TLS, while a cluster goes over to it."""
     embedded: bool = False
     """Whether it lives in the process of its only client: without address and server."""
     read_only: bool = False
@@ -151,6 +154,15 @@ class NodeOptions:
         if self.join:
             check_loopback(self.join)
         _ = self.endpoint, self.peer_address
+        if self.tls_mode not in {"allow", "require"}:
+            raise Rejected(f"--tls-mode can't be {self.tls_mode!r}", hint="Use allow or require.")
+        if self.tls_mode == "allow" and not self.tls:
+            raise Rejected("--tls-mode allow needs certificates", hint="Give them by --tls DIR.")
+
+    @property
+    def speaks_tls(self) -> str:
+        """How it speaks TLS with other nodes (`PeerAddress.tls`)."""
+        return self.tls_mode if self.tls else ""
 
 
 class Node:
@@ -180,7 +192,7 @@ class Node:
         self.upkeep: Upkeep | None = None
         self.operating: Operating | None = None
         """What operators may ask of it."""
-        self._has_tls = bool(options.tls)
+        self._tls = options.speaks_tls
         options.check()
         # Asked before anything is opened: nothing has to be closed if no node answers.
         join = _seed(options, self.settings.ledger.location)
@@ -188,6 +200,7 @@ class Node:
             runtime = real_runtime(
                 options.data,
                 tls=TlsFiles.of_folder(options.tls) if options.tls else None,
+                tls_optional=options.tls_mode == "allow",
                 alone=options.embedded,
                 read_only=options.read_only,
             )
@@ -332,7 +345,7 @@ class Node:
 
     def _offer(self) -> None:
         """What can be asked of it before the cluster is ready."""
-        self._peer = PeerAddress(address=self.info.address, tls=self._has_tls)
+        self._peer = PeerAddress(address=self.info.address, tls=self._tls)
         if not self.embedded:
             # Without the loop: a node that waits for others to start says so, too.
             self.actions["cluster.peer-address"] = reply(Nothing, lambda _: self._peer)
@@ -474,6 +487,7 @@ class Node:
         refused = self.groups.transport.refused.items()
         return [
             *network.certificates.problems(),
+            *([_BOTH] if network.tls_optional else ()),
             *(
                 f"it and the node at {peer} do not believe each other: {why}"
                 for peer, why in refused
@@ -598,12 +612,12 @@ def _check_location(wanted: str, found: str) -> None:
 
 def _check_tls(options: NodeOptions, seed: PeerAddress) -> None:
     """Refuse to join a cluster whose nodes would hang up."""
-    if seed.tls and not options.tls:
+    if seed.tls == "require" and not options.tls:
         raise ClusterRefused(
             f"the node at {options.join} speaks with other nodes by TLS alone",
             hint="Give this node a folder with certificates of the same authority: --tls DIR.",
         )
-    if options.tls and not seed.tls:
+    if options.speaks_tls == "require" and not seed.tls:
         raise ClusterRefused(
             f"the node at {options.join} speaks no TLS with other nodes",
             hint="Leave --tls out, or start the nodes of that cluster with it first.",

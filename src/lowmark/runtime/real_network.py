@@ -76,6 +76,8 @@ class _Outgoing:
         self._pumps_soon = False
         self._resting: asyncio.TimerHandle | None = None
         self._rest_ms = endpoint.limits.rest_ms_min
+        self._plain = False
+        """Whether it is dialled without TLS now: it hung up on a handshake."""
 
     @property
     def wire(self) -> Wire | None:
@@ -139,7 +141,7 @@ class _Outgoing:
     # -- the way there ----------------------------------------------------------------------------
 
     def _dial(self) -> None:
-        self._wire = self._endpoint.dialling_wire(self, self._peer)
+        self._wire = self._endpoint.dialling_wire(self, self._peer, plain=self._plain)
         self._dialling = self._endpoint.loop.asyncio.create_task(self._connect(self._wire))
 
     async def _connect(self, wire: Wire) -> None:
@@ -181,7 +183,9 @@ class _Outgoing:
         self._pump()
 
     def on_end(self, wire: Wire, error: LowmarkError) -> None:
-        del wire
+        # With TLS first, each time: the peer may have been started with it meanwhile.
+        hung_up = wire.was_made and isinstance(wire, TlsWire) and wire.heard_nothing
+        self._plain = hung_up and self._endpoint.tls_optional
         self._endpoint.tell_cut(self._peer, error)
         self._rest()
 
@@ -376,9 +380,14 @@ class _RealEndpoint:
             elif all_of_them:
                 wire.end(PeerLost(wire.peer, reason="who is believed has changed"))
 
-    def dialling_wire(self, owner: Owner, peer: str) -> Wire:
+    def dialling_wire(self, owner: Owner, peer: str, *, plain: bool) -> Wire:
         """A connection to be made to a peer."""
-        return self._network.wire(owner, peer=peer, dials=True)
+        return self._network.wire(owner, peer=peer, dials=True, plain=plain)
+
+    @property
+    def tls_optional(self) -> bool:
+        """Whether a peer that speaks no TLS is one, too."""
+        return self._network.tls_optional
 
     def tell_cut(self, peer: str, error: LowmarkError) -> None:
         """Tell, on the loop, that frames to or from a peer may be lost."""
@@ -494,9 +503,12 @@ class RealNetwork:
         random: Random,
         limits: NetworkLimits | None = None,
         tls: TlsFiles | None = None,
+        tls_optional: bool = False,
         tls_look_ms: float = LOOK_MS,
     ) -> None:
+        """`tls_optional`: others may speak without TLS, too."""
         self.loop = loop
+        self.tls_optional = tls is not None and tls_optional
         self.random = random
         self.limits = limits or NetworkLimits()
         self.certificates = None if tls is None else Certificates(loop, tls, look_ms=tls_look_ms)
@@ -529,13 +541,20 @@ class RealNetwork:
         self._endpoints.append(endpoint)
         return endpoint
 
-    def wire(self, owner: Owner, *, peer: str, dials: bool) -> Wire:
+    def wire(self, owner: Owner, *, peer: str, dials: bool, plain: bool = False) -> Wire:
         """A connection that is about to be made, with TLS if there is TLS."""
-        if self.certificates is None:
+        if self.certificates is None or plain:
             return Wire(owner, peer=peer, limits=self.limits)
         tls = self.certificates.tls
         session = tls.dial() if dials else tls.answer()
-        return TlsWire(owner, peer=peer, limits=self.limits, session=session, scratch=self._scratch)
+        return TlsWire(
+            owner,
+            peer=peer,
+            limits=self.limits,
+            session=session,
+            scratch=self._scratch,
+            may_be_plain=self.tls_optional and not dials,
+        )
 
     def forget(self, endpoint: _RealEndpoint) -> None:
         """An endpoint was closed."""

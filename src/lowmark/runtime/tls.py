@@ -12,7 +12,8 @@ handshake finds that out, and so does a look at a connection that was made befor
 (`Tls.refusal`). So does the end of a certificate: a connection lasts no longer than the other
 side's.
 
-There is no way back to plain text, and nothing older than TLS 1.3.
+There is no way back to plain text, and nothing older than TLS 1.3. Only while a cluster goes over
+to TLS, a node may take both (`real_network`): what it dials, it dials with TLS first.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from lowmark.runtime.disk import Buffer
 
 CERTIFICATE, KEY, AUTHORITY, REVOKED = "cert.pem", "key.pem", "ca.pem", "crl.pem"
 """The files of a node's folder."""
+TLS_HANDSHAKE = 0x16
+"""The first byte of one who dials with TLS; a hello without begins with a letter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
