@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         FileMissing,
         Locked,
         NoHandles,
+        NotAllowed,
     )
     from lowmark.runtime.future import Future, together, when_all
     from lowmark.runtime.loop import Lane, Loop, Outcome, Runtime, Timer
@@ -88,6 +89,7 @@ __all__ = [
     "Loop",
     "NetworkLimits",
     "NoHandles",
+    "NotAllowed",
     "Outcome",
     "PeerMisbehaved",
     "PeerRefused",
