@@ -98,6 +98,7 @@ class RemoteBackend:
         members: Members | None = None,
         also: Sequence[str] = (),
         cluster: str = "",
+        ca: str | None = None,
         explain: Explain | None = None,
         name: str = "",
         of_node: bool = False,
@@ -147,6 +148,7 @@ class RemoteBackend:
             members=members,
             also=also,
             cluster=cluster,
+            ca=ca,
             explain=explain,
             on_away=_weakly(self._renew_soon),
         )

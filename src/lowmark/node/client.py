@@ -38,6 +38,8 @@ from lowmark.node.messages import (
 )
 from lowmark.node.owner import SCHEME
 from lowmark.runtime import host_and_port
+from lowmark.runtime.handshake import refusal_at, roots_for, speaks_tls
+from lowmark.runtime.network import TLS_SCHEME
 
 T = TypeVar("T")
 _TOLD: Any = WatchStarted | WatchEvent | WatchAlive
@@ -90,14 +92,19 @@ class AnswerLost(OutcomeUnknown):
 class NodeClient:
     """One node, by its endpoint. Close it when done."""
 
-    def __init__(self, address: str, *, timeout_s: float | None = None) -> None:
+    def __init__(
+        self, address: str, *, ca: str | None = None, timeout_s: float | None = None
+    ) -> None:
         if address.startswith(SCHEME):  # the owner of a directory of this machine
             self.address, location = address, f"grpc+unix://{address.removeprefix(SCHEME)}"
         else:
-            self.address = joined(*host_and_port(address))
-            location = f"grpc+tcp://{self.address}"
+            bare = joined(*host_and_port(address))
+            self.address = f"{TLS_SCHEME}{bare}" if speaks_tls(address) else bare
+            location = f"{'grpc+tls' if speaks_tls(address) else 'grpc+tcp'}://{bare}"
         self._timeout_s = timeout_s
-        self._flight = flight.FlightClient(location, generic_options=_OPTIONS)
+        self._ca = ca
+        roots = roots_for(address, ca)
+        self._flight = flight.FlightClient(location, generic_options=_OPTIONS, **roots)
 
     def __enter__(self) -> Self:
         return self
@@ -211,6 +218,10 @@ class NodeClient:
         said = decode_fault(extra) if extra else None
         if said is not None:
             return said
+        if _NOT_SENT in str(error) and not self.address.startswith(SCHEME):
+            refusal = refusal_at(self.address, self._ca)
+            if refusal is not None:
+                return refusal
         # gRPC puts what it was told last behind everything it went through.
         why = f"{str(error).rpartition(': ')[2]}."
         if isinstance(error, flight.FlightTimedOutError):
@@ -230,12 +241,14 @@ def _decoded(data: bytes, kind: type[T]) -> T:
         ) from error
 
 
-def ask_peer(endpoint: str, *, patience_s: float = JOIN_PATIENCE_S) -> PeerAddress:
+def ask_peer(
+    endpoint: str, *, ca: str | None = None, patience_s: float = JOIN_PATIENCE_S
+) -> PeerAddress:
     """Where the node behind an endpoint is reached by other nodes; waits while it starts."""
     ends_at = time.monotonic() + patience_s
     while True:
         try:
-            with NodeClient(endpoint, timeout_s=5.0) as client:
+            with NodeClient(endpoint, ca=ca, timeout_s=5.0) as client:
                 peer = client.peer()
             if peer.ledgers != "" or time.monotonic() > ends_at:
                 return peer

@@ -45,6 +45,7 @@ from lowmark.node.messages import BODY_BYTES_MAX, check_free, joined
 from lowmark.node.owner import SCHEME
 from lowmark.node.slots import Slots
 from lowmark.runtime import AddressUnusable, host_and_port
+from lowmark.runtime.network import TLS_SCHEME
 
 logger = logging.getLogger(__name__)
 
@@ -248,6 +249,11 @@ class Listener:
             return f"grpc+unix://{self._path}"
         scheme = "grpc+tcp" if self._certificates is None else "grpc+tls"
         return f"{scheme}://{self.address}"
+
+    @property
+    def endpoint(self) -> str:
+        """The address as clients of ours have it."""
+        return self.address if self._certificates is None else f"{TLS_SCHEME}{self.address}"
 
     def _open(self) -> None:
         if self._path is None:

@@ -51,12 +51,12 @@ from lowmark.metastore import (
 )
 from lowmark.node.action import Action, reply
 from lowmark.node.actions import CatalogActions, MetaActions
-from lowmark.node.bridge import Bridge
+from lowmark.node.bridge import Bridge, NodeClosing
 from lowmark.node.catalog_rounds import CatalogRounds
 from lowmark.node.client import JOIN_PATIENCE_S, ask_peer
 from lowmark.node.errors import ServerStuck
 from lowmark.node.homes import homes_of
-from lowmark.node.listener import Listener
+from lowmark.node.listener import Certificates, Listener
 from lowmark.node.log_compaction import LogCompaction
 from lowmark.node.messages import (
     DEFAULT_ENDPOINT,
@@ -77,6 +77,7 @@ from lowmark.placement import Adjust, MetastoreMembers, Placement
 from lowmark.runtime import Disk, RealDisk, RealLoop, RealNetwork, TlsFiles, real_runtime
 from lowmark.runtime.disk import closing_command, open_to_others, what_others_may
 from lowmark.runtime.store import Store, place_of_location, without_credentials
+from lowmark.runtime.tls import Tls
 from lowmark.table import AsOfHold, LowWatermark, Partition, Tables
 from lowmark.upkeep import Upkeep
 
@@ -239,7 +240,11 @@ class Node:
             )
             undo.callback(self.groups.close)
             self.loop.around = self.groups.turn
-            self._server = None if options.embedded else Listener(options.endpoint)
+            self.ca = TlsFiles.of_folder(options.tls).authority if options.tls else None
+            """Whom it believes when it asks other nodes as their client."""
+            self._served: Tls | None = None
+            self._unserved = ""
+            self._server = None if options.embedded else self._listener_at(options.endpoint)
             if self._server is not None:
                 self._server.actions = self.actions
                 undo.callback(self._server.close)
@@ -248,7 +253,7 @@ class Node:
                 number=identity.number,
                 name=identity.name,
                 address=self.groups.transport.address,
-                endpoint="" if self._server is None else self._server.address,
+                endpoint="" if self._server is None else self._server.endpoint,
                 rack=identity.rack,
                 attributes=identity.attributes,
             )
@@ -481,6 +486,39 @@ class Node:
         error = None if self._server is None else self._server.no_data
         return "" if error is None else f"it gives no rows to clients: {error.message}"
 
+    def _listener_at(self, address: str) -> Listener:
+        """Where clients come in: with TLS, if the node requires it of other nodes, too."""
+        network = self.runtime.network
+        watched = network.certificates if isinstance(network, RealNetwork) else None
+        if watched is None or self._tls != "require":
+            return Listener(address)
+        self._served = watched.tls
+        watched.at_look(self._serve_anew)
+        return Listener(address, certificates=_shown(watched.tls))
+
+    def _serve_anew(self) -> None:
+        """On the loop: give the listener the certificates of now, if they are others."""
+        network = self.runtime.network
+        assert isinstance(network, RealNetwork)
+        assert network.certificates is not None
+        tls, listener = network.certificates.tls, self._server
+        if tls is self._served or listener is None or self._stopping:
+            return
+        self._served = tls
+
+        def reopen() -> None:
+            try:
+                listener.reopen(_shown(tls))
+                self._unserved = ""
+                logger.info("clients are shown the new certificate")
+            except NodeClosing:
+                return
+            except LowmarkError as error:
+                self._unserved = f"clients are not shown the new certificate: {error.message}"
+                logger.error(self._unserved)
+
+        threading.Thread(target=reopen, name="lowmark-reopen", daemon=True).start()
+
     def _of_certificates(self) -> list[str]:
         """What is wrong with its certificates, or will be soon."""
         network = self.runtime.network
@@ -489,6 +527,7 @@ class Node:
         refused = self.groups.transport.refused.items()
         return [
             *network.certificates.problems(),
+            *([self._unserved] if self._unserved else ()),
             *([_BOTH] if network.tls_optional else ()),
             *(
                 f"it and the node at {peer} do not believe each other: {why}"
@@ -640,11 +679,12 @@ def _seed(options: NodeOptions, location: str) -> str:
     """
     if not options.join:
         return ""
+    ca = TlsFiles.of_folder(options.tls).authority if options.tls else None
     known: Identity | None = None
     with contextlib.suppress(LowmarkError):
         known = load_identity(RealDisk(options.data, create=False))
     if known is None or not known.cluster:
-        seed = ask_peer(options.join)
+        seed = ask_peer(options.join, ca=ca)
         _check_tls(options, seed)
         if seed.ledgers:
             _check_location(location, seed.ledgers)
@@ -653,7 +693,8 @@ def _seed(options: NodeOptions, location: str) -> str:
     if known.left:
         return ""  # it gets that error when it starts
     try:
-        seed = ask_peer(options.join, patience_s=0.0 if known.peers else JOIN_PATIENCE_S)
+        patience_s = 0.0 if known.peers else JOIN_PATIENCE_S
+        seed = ask_peer(options.join, ca=ca, patience_s=patience_s)
     except Unavailable as error:
         if not known.peers:
             raise
@@ -675,6 +716,11 @@ def _seed(options: NodeOptions, location: str) -> str:
         )
         return ""
     return seed.address
+
+
+def _shown(tls: Tls) -> Certificates:
+    """What clients are shown."""
+    return Certificates(certificate=tls.certificate, key=tls.key)
 
 
 def _done(cluster: Cluster) -> Callable[[], bool]:

@@ -165,8 +165,11 @@ def _read_at_start(files: TlsFiles) -> Tls:
     """Nothing else goes on yet, so it may wait for a pair that is about to be whole."""
     ends_at = time.monotonic() + _START_S
     while True:
+        marks = _marks(files)
         try:
-            return Tls(files)
+            read = Tls(files)
+            if _marks(files) == marks or time.monotonic() > ends_at:
+                return read
         except KeyMismatch:
             if time.monotonic() > ends_at:
                 raise

@@ -9,6 +9,7 @@ or that speaks nothing else.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import ssl
 import time
@@ -16,9 +17,10 @@ from typing import Any, Final
 
 from lowmark.errors import LowmarkError, Rejected
 from lowmark.formatting import time_text
+from lowmark.runtime.network import TLS_SCHEME, host_and_port
 
-TLS_SCHEME: Final = "lowmark+tls://"
-"""Before the address of a server that speaks TLS."""
+CA_VARIABLE: Final = "LOWMARK_CA"
+"""Names the file of authorities, where no other is given."""
 PATIENCE_S: Final = 2.0
 _ENDED = 10  # OpenSSL's numbers: X509_V_ERR_*
 _NOT_YET = 9
@@ -64,6 +66,28 @@ class TlsNotSpoken(Rejected):
             detail="What is sent to it can be read on the way.",
             hint=f"Start it with `lowmark serve --tls DIR`; or leave {TLS_SCHEME} out.",
         )
+
+
+def speaks_tls(address: str) -> bool:
+    """Whether an address says that its server does."""
+    return address.startswith(TLS_SCHEME)
+
+
+def authorities(ca: str | None) -> str | None:
+    """The file that counts: the one that is given, or named by the environment; None: neither."""
+    return ca or os.environ.get(CA_VARIABLE, "").strip() or None
+
+
+def roots_for(address: str, ca: str | None) -> dict[str, bytes]:
+    """What a Flight client of this address is made with."""
+    path = authorities(ca) if speaks_tls(address) else None
+    return {} if path is None else {"tls_root_certs": read_authority(path)}
+
+
+def refusal_at(address: str, ca: str | None) -> LowmarkError | None:
+    """See `why_refused`, of an address as users write it."""
+    host, port = host_and_port(address)
+    return why_refused(host, port, tls=speaks_tls(address), ca=authorities(ca))
 
 
 def read_authority(path: str) -> bytes:

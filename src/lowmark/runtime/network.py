@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from lowmark.errors import LowmarkError, Rejected, Unavailable, invariant
 from lowmark.runtime.disk import Buffer
@@ -72,9 +72,13 @@ class AddressUnusable(Rejected):
         self.address = address
 
 
+TLS_SCHEME: Final = "lowmark+tls://"
+"""Before the address of a server that speaks TLS."""
+
+
 def host_and_port(address: str) -> tuple[str, int]:
     """The two parts of a real address; a host of IPv6 loses its brackets."""
-    host, colon, port = address.rpartition(":")
+    host, colon, port = address.removeprefix(TLS_SCHEME).rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
         raise AddressUnusable(address, reason="it is not of the form host:port")

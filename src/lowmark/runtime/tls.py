@@ -86,6 +86,9 @@ class Tls:
 
     def __init__(self, files: TlsFiles) -> None:
         self.files = files
+        self.certificate = _content(files.certificate, what="certificate")
+        """As it is in its file, and so is the key: for a server that is given them once."""
+        self.key = _content(files.key, what="key")
         self._revoked, list_ends_s = _revoked(files.revoked)
         self.knows_revoked = os.path.exists(files.revoked)
         self._dials = _context(ssl.PROTOCOL_TLS_CLIENT, files)
@@ -319,6 +322,14 @@ def _context(protocol: ssl._SSLMethod, files: TlsFiles) -> ssl.SSLContext:
         what="key",
     )
     return context
+
+
+def _content(path: str, *, what: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise TlsUnusable(path, what=what, reason=error.strerror or str(error)) from error
 
 
 def _revoked(path: str) -> tuple[frozenset[CertificateId], int | None]:
