@@ -75,6 +75,6 @@ class Running:
         return self.node.info.endpoint
 
     def client(self) -> NodeClient:
-        client = NodeClient(self.endpoint, timeout_s=DEADLINE_S)
+        client = NodeClient(self.endpoint, ca=self.node.tls.ca, timeout_s=DEADLINE_S)
         self._clients.append(client)
         return client

@@ -9,7 +9,7 @@ import pytest
 
 from eventually import eventually
 from lowmark.authority import Authority
-from lowmark.errors import ClusterRefused, TlsUnusable
+from lowmark.errors import ClusterRefused, ServerNotTrusted, TlsUnusable
 from lowmark.node import Node, NodeOptions
 from node.running import QUICK, Running
 
@@ -93,27 +93,27 @@ def test_a_node_of_another_authority_does_not_join_and_says_why(
     other.issue("n2", ["127.0.0.1"])
     with Running(tmp_path / "1", name="n1", tls=folder(authority, "n1")) as first:
         with (
-            pytest.raises(ClusterRefused, match="don't believe each other") as refused,
+            pytest.raises(ServerNotTrusted, match="has signed its certificate"),
             Running(tmp_path / "2", join=first.endpoint, tls=folder(other, "n2")),
         ):
             pass
-        assert "its certificate is refused" in refused.value.message
-        assert "lowmark tls show" in refused.value.hint
         # when it believes the cluster's, the cluster does not believe it, and it says that
         both = Path(folder(other, "n2"), "ca.pem")
         both.write_bytes(both.read_bytes() + Path(folder(authority, "n1"), "ca.pem").read_bytes())
         with (
-            pytest.raises(ClusterRefused, match="it refused us in the TLS handshake: unknown ca"),
+            pytest.raises(ClusterRefused, match="it refused us in the TLS handshake") as refused,
             Running(tmp_path / "3", join=first.endpoint, tls=folder(other, "n2")),
         ):
             pass
+        assert "lowmark tls show" in refused.value.hint
 
 
 def test_a_node_without_tls_does_not_join_one_with_it_nor_the_other_way_round(
     tmp_path: Path, authority: Authority
 ) -> None:
     with Running(tmp_path / "1", tls=folder(authority, "n1")) as first:
-        options = NodeOptions(data=str(tmp_path / "2"), listen="127.0.0.1:0", join=first.endpoint)
+        address = first.endpoint.removeprefix("lowmark+tls://")
+        options = NodeOptions(data=str(tmp_path / "2"), listen="127.0.0.1:0", join=address)
         with pytest.raises(ClusterRefused, match="by TLS alone") as refused:
             Node(options, QUICK)
         assert "--tls" in refused.value.hint

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Self, TypeVar
 
 import msgspec
@@ -13,12 +13,14 @@ from pyarrow import flight
 from lowmark.errors import Corrupt, LowmarkError, Unavailable
 from lowmark.fault import decode_fault
 from lowmark.group import OutcomeUnknown
+from lowmark.node.addresses import joined
 from lowmark.node.codes import ASKS_FOR_WHOLE
 from lowmark.node.messages import (
     ExecuteAsk,
     ExecutedReply,
     GetAsk,
     GetReply,
+    GuardReply,
     HistoryAsk,
     HistoryPage,
     Nothing,
@@ -33,12 +35,11 @@ from lowmark.node.messages import (
     WatchEvent,
     WatchStarted,
     WrittenReply,
-    joined,
     only_looks,
 )
 from lowmark.node.owner import SCHEME
 from lowmark.runtime import host_and_port
-from lowmark.runtime.handshake import refusal_at, roots_for, speaks_tls
+from lowmark.runtime.handshake import TlsNotSpoken, refusal_at, roots_for, speaks_tls
 from lowmark.runtime.network import TLS_SCHEME
 
 T = TypeVar("T")
@@ -56,6 +57,9 @@ _NOT_SENT = "failed to connect"
 """What gRPC says, and says only, when there was no connection to send anything by."""
 JOIN_PATIENCE_S = 30.0
 RETRY_S = 0.2
+_REOPENS_S = 1.0
+"""A node with TLS may be closing and opening its endpoint just now, for a new certificate."""
+_REOPENS_LOOK_S = 0.05
 _OPTIONS = [
     ("grpc.enable_http_proxy", 0),  # a node is on this machine
     # Else a client would inherit the rest that an earlier one of the same address has to take.
@@ -125,6 +129,10 @@ class NodeClient:
     def peer(self) -> PeerAddress:
         """Where other nodes reach the node, and to which cluster it belongs."""
         return self._ask("cluster.peer-address", Nothing(), PeerAddress)
+
+    def guard(self) -> GuardReply:
+        """Whether strangers can come in there, without a token."""
+        return self._ask("node.guard", Nothing(), GuardReply)
 
     def get(self, key: bytes, *, at: int | None = None) -> GetReply:
         """A key's value, now or as of a revision."""
@@ -206,12 +214,19 @@ class NodeClient:
     ) -> Iterator[T]:
         options = flight.FlightCallOptions(timeout=timeout_s, headers=ASKS_FOR_WHOLE)
         encoded = msgspec.json.encode(body)
-        try:
-            results = self._flight.do_action(flight.Action(action, encoded), options)
-            for result in results:
-                yield _decoded(result.body.to_pybytes(), answer)
-        except (flight.FlightError, pyarrow.ArrowException) as error:
-            raise self._in_our_words(action, encoded, error) from error
+        begun, ends_at = False, time.monotonic() + (_REOPENS_S if speaks_tls(self.address) else 0.0)
+        while True:
+            try:
+                for result in self._flight.do_action(flight.Action(action, encoded), options):
+                    begun = True
+                    yield _decoded(result.body.to_pybytes(), answer)
+                return
+            except (flight.FlightError, pyarrow.ArrowException) as error:
+                named = self._in_our_words(action, encoded, error)
+                away = isinstance(named, NodeUnreachable) and _NOT_SENT in str(error)
+                if begun or not away or time.monotonic() > ends_at:
+                    raise named from error
+            time.sleep(_REOPENS_LOOK_S)
 
     def _in_our_words(self, action: str, body: bytes, error: Any) -> LowmarkError:
         extra = getattr(error, "extra_info", None)
@@ -242,17 +257,28 @@ def _decoded(data: bytes, kind: type[T]) -> T:
 
 
 def ask_peer(
-    endpoint: str, *, ca: str | None = None, patience_s: float = JOIN_PATIENCE_S
+    endpoints: Sequence[str], *, ca: str | None = None, patience_s: float = JOIN_PATIENCE_S
 ) -> PeerAddress:
-    """Where the node behind an endpoint is reached by other nodes; waits while it starts."""
+    """Where the node behind an endpoint is reached by other nodes; waits while it starts.
+
+    Of several, the first one that answers and knows its cluster; else the first that answers.
+    """
     ends_at = time.monotonic() + patience_s
     while True:
-        try:
-            with NodeClient(endpoint, ca=ca, timeout_s=5.0) as client:
-                peer = client.peer()
-            if peer.ledgers != "" or time.monotonic() > ends_at:
-                return peer
-        except Unavailable:
-            if time.monotonic() > ends_at:
-                raise
+        answers, silent = list[PeerAddress](), list[LowmarkError]()
+        for endpoint in endpoints:
+            try:
+                with NodeClient(endpoint, ca=ca, timeout_s=5.0) as client:
+                    answers.append(client.peer())
+            except (Unavailable, TlsNotSpoken) as error:
+                silent.append(error)
+            if answers and answers[-1].cluster:
+                break
+        is_over = time.monotonic() > ends_at
+        if answers:
+            found = next((one for one in answers if one.cluster), answers[0])
+            if found.ledgers != "" or is_over:
+                return found
+        elif is_over:
+            raise silent[-1]
         time.sleep(RETRY_S)

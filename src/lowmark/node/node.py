@@ -51,20 +51,23 @@ from lowmark.metastore import (
 )
 from lowmark.node.action import Action, reply
 from lowmark.node.actions import CatalogActions, MetaActions
-from lowmark.node.bridge import Bridge, NodeClosing
+from lowmark.node.addresses import (
+    DEFAULT_ENDPOINT,
+    Guard,
+    Place,
+    addresses_of,
+    is_loopback,
+    peers_place,
+    place_of,
+)
+from lowmark.node.bridge import Bridge
 from lowmark.node.catalog_rounds import CatalogRounds
 from lowmark.node.client import JOIN_PATIENCE_S, ask_peer
 from lowmark.node.errors import ServerStuck
 from lowmark.node.homes import homes_of
-from lowmark.node.listener import Certificates, Listener
+from lowmark.node.listener import Listener
 from lowmark.node.log_compaction import LogCompaction
-from lowmark.node.messages import (
-    DEFAULT_ENDPOINT,
-    Nothing,
-    PeerAddress,
-    check_loopback,
-    peers_beside,
-)
+from lowmark.node.messages import GuardReply, Nothing, PeerAddress
 from lowmark.node.operating import Operating
 from lowmark.node.owner import Awaited, Owner, awaited_after
 from lowmark.node.rebalance import Rebalance
@@ -73,11 +76,13 @@ from lowmark.node.resets import Resets
 from lowmark.node.rewriting import RewriteActions, Rewriting
 from lowmark.node.settings import Settings, chosen
 from lowmark.node.status import StatusService, parts_here, watermark_status
+from lowmark.node.tls import NodeTls, authority_of, check_mode
 from lowmark.placement import Adjust, MetastoreMembers, Placement
-from lowmark.runtime import Disk, RealDisk, RealLoop, RealNetwork, TlsFiles, real_runtime
+from lowmark.runtime import Disk, RealDisk, RealLoop, TlsFiles, host_and_port, real_runtime
 from lowmark.runtime.disk import closing_command, open_to_others, what_others_may
+from lowmark.runtime.handshake import TlsNeeded, speaks_tls
+from lowmark.runtime.network import TLS_SCHEME
 from lowmark.runtime.store import Store, place_of_location, without_credentials
-from lowmark.runtime.tls import Tls
 from lowmark.table import AsOfHold, LowWatermark, Partition, Tables
 from lowmark.upkeep import Upkeep
 
@@ -104,7 +109,6 @@ _NOT_REWRITTEN: dict[str, Any] = {
 }
 """Limits of a log whose directory stays as it is: what would be rewritten, memory would hold."""
 STATUS_S = 10.0
-_BOTH = "it takes nodes without TLS, too: start it with --tls-mode require when all nodes have TLS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,11 +118,19 @@ class NodeOptions:
     data: str
     """Its data directory; made if it is not there."""
     listen: str = DEFAULT_ENDPOINT
-    """Where clients reach it."""
+    """Where it listens for clients."""
+    advertise: str = ""
+    """Where clients are told to find it; else where it listens."""
     peers: str = ""
-    """Where other nodes reach it; else the port after `listen`."""
+    """Where it listens for other nodes; else at the port after `listen`."""
+    advertise_peers: str = ""
+    """Where other nodes are told to find it; else where it listens for them, on the machine that
+    `advertise` names."""
+    insecure: bool = False
+    """Whether strangers may come in: it is reached by other machines without TLS or tokens."""
     join: str = ""
-    """The endpoint of any node of the cluster to join; not needed to come back to it.
+    """The endpoint of any node of the cluster to join, or several with commas between; not needed
+    to come back to it.
 
     Given all the same, it must be of that cluster.
     """
@@ -141,26 +153,23 @@ class NodeOptions:
     """
 
     @property
-    def endpoint(self) -> str:
-        """Where clients reach it; refused if that is not on this machine."""
-        return check_loopback(self.listen)
+    def guard(self) -> Guard:
+        """What keeps strangers out of it."""
+        return Guard(tls=self.speaks_tls == "require", insecure=self.insecure)
 
-    @property
-    def peer_address(self) -> str:
-        """Where other nodes reach it; refused if that is not on this machine."""
-        return check_loopback(self.peers or peers_beside(self.endpoint))
+    def places(self) -> tuple[Place, Place]:
+        """Where it is for clients, and for other nodes; refused if strangers could come in."""
+        guard = self.guard
+        clients = place_of(self.listen, self.advertise, guard=guard)
+        given = {"peers": self.peers, "advertise": self.advertise_peers}
+        return clients, peers_place(clients, **given, guard=guard)
 
     def check(self) -> None:
         """Refuse addresses that can't be used, before anything is tried."""
-        if self.embedded:
-            return
-        if self.join:
-            check_loopback(self.join)
-        _ = self.endpoint, self.peer_address
-        if self.tls_mode not in {"allow", "require"}:
-            raise Rejected(f"--tls-mode can't be {self.tls_mode!r}", hint="Use allow or require.")
-        if self.tls_mode == "allow" and not self.tls:
-            raise Rejected("--tls-mode allow needs certificates", hint="Give them by --tls DIR.")
+        if not self.embedded:
+            self.places()
+            _ = self.join and addresses_of(self.join)
+            check_mode(self.tls, self.tls_mode)
 
     @property
     def speaks_tls(self) -> str:
@@ -195,7 +204,8 @@ class Node:
         self.upkeep: Upkeep | None = None
         self.operating: Operating | None = None
         """What operators may ask of it."""
-        self._tls = options.speaks_tls
+        self.open_at: list[str] = []
+        """The addresses at which strangers can come in; of servers of an embedded one, too."""
         options.check()
         # Asked before anything is opened: nothing has to be closed if no node answers.
         join = _seed(options, self.settings.ledger.location)
@@ -230,30 +240,38 @@ class Node:
                 rack=options.rack,
                 attributes=options.attributes,
             )
+            lone = Place(EMBEDDED, EMBEDDED)
+            self.place, peers = (lone, lone) if options.embedded else options.places()
+            """Where it is for clients."""
             self.groups = Groups(
                 runtime,
                 self.log,
                 node=identity.number,
-                address=EMBEDDED if options.embedded else options.peer_address,
+                address=peers.advertised,
+                listen=peers.listens_at,
                 config=self.settings.group,
                 limits=self.settings.transport,
             )
             undo.callback(self.groups.close)
+            transport = self.groups.transport
+            self.peers_place = Place(transport.listens_at, transport.address)
+            """Where it is for other nodes."""
             self.loop.around = self.groups.turn
-            self.ca = TlsFiles.of_folder(options.tls).authority if options.tls else None
-            """Whom it believes when it asks other nodes as their client."""
-            self._served: Tls | None = None
-            self._unserved = ""
-            self._server = None if options.embedded else self._listener_at(options.endpoint)
+            self.tls = NodeTls(options.tls, options.speaks_tls, runtime.network)
+            self._server = None
+            if not options.embedded:
+                self._server = self.tls.listener(self.place.listens_at)
             if self._server is not None:
+                self.place = self.place.with_port(host_and_port(self._server.address)[1])
                 self._server.actions = self.actions
                 undo.callback(self._server.close)
+                self.open_at += options.guard.open_at(self.place, self.peers_place)
             undo.callback(self.bridge.close)  # before the server, so that no call keeps it open
             self.info = NodeInfo(
                 number=identity.number,
                 name=identity.name,
                 address=self.groups.transport.address,
-                endpoint="" if self._server is None else self._server.endpoint,
+                endpoint="" if self._server is None else self._said(self.place.advertised),
                 rack=identity.rack,
                 attributes=identity.attributes,
             )
@@ -262,7 +280,8 @@ class Node:
             )
             self.members = MetastoreMembers(runtime, self.cluster, config=self.settings.rebalance)
             self.status = StatusService(self.groups, self.cluster)
-            self.status.problems = lambda: [self.members.problem, *self._of_certificates()]
+            self.status.problems = lambda: [self.members.problem, *self._of_tls()]
+            self.status.open_at = lambda: tuple(self.open_at)
             self._offer()
             self.cluster.start(join=join, settings=self.settings.for_founding())
             known = load_identity(runtime.disk)
@@ -352,11 +371,12 @@ class Node:
 
     def _offer(self) -> None:
         """What can be asked of it before the cluster is ready."""
-        self._peer = PeerAddress(address=self.info.address, tls=self._tls)
+        self._peer = PeerAddress(address=self.info.address, tls=self.tls.mode)
         if not self.embedded:
             # Without the loop: a node that waits for others to start says so, too.
             self.actions["cluster.peer-address"] = reply(Nothing, lambda _: self._peer)
         self.actions |= {
+            "node.guard": reply(Nothing, lambda _: GuardReply(open_at=tuple(self.open_at))),
             "status": reply(
                 Nothing, lambda _: self.bridge.ask(self.status.status, timeout_s=STATUS_S)
             ),
@@ -460,7 +480,7 @@ class Node:
             self.members.problem,
             *(room.problem for room in rooms),
             self._no_data(),
-            *self._of_certificates(),
+            *self._of_tls(),
         ]
         rebalance = Rebalance(self.groups, cluster, catalogs, tables, self.placement)
         rounds = CatalogRounds(cluster.metastore, self.upkeep.catalog)
@@ -486,54 +506,18 @@ class Node:
         error = None if self._server is None else self._server.no_data
         return "" if error is None else f"it gives no rows to clients: {error.message}"
 
-    def _listener_at(self, address: str) -> Listener:
-        """Where clients come in: with TLS, if the node requires it of other nodes, too."""
-        network = self.runtime.network
-        watched = network.certificates if isinstance(network, RealNetwork) else None
-        if watched is None or self._tls != "require":
-            return Listener(address)
-        self._served = watched.tls
-        watched.at_look(self._serve_anew)
-        return Listener(address, certificates=_shown(watched.tls))
+    def _of_tls(self) -> list[str]:
+        """What is wrong with its certificates, or will be soon; and whom it does not believe."""
+        return self.tls.problems(self.groups.transport.refused)
 
-    def _serve_anew(self) -> None:
-        """On the loop: give the listener the certificates of now, if they are others."""
-        network = self.runtime.network
-        assert isinstance(network, RealNetwork)
-        assert network.certificates is not None
-        tls, listener = network.certificates.tls, self._server
-        if tls is self._served or listener is None or self._stopping:
-            return
-        self._served = tls
+    def _said(self, address: str) -> str:
+        """As clients are told it: an address says whether its server speaks TLS."""
+        return f"{TLS_SCHEME}{address}" if self.tls.mode == "require" else address
 
-        def reopen() -> None:
-            try:
-                listener.reopen(_shown(tls))
-                self._unserved = ""
-                logger.info("clients are shown the new certificate")
-            except NodeClosing:
-                return
-            except LowmarkError as error:
-                self._unserved = f"clients are not shown the new certificate: {error.message}"
-                logger.error(self._unserved)
-
-        threading.Thread(target=reopen, name="lowmark-reopen", daemon=True).start()
-
-    def _of_certificates(self) -> list[str]:
-        """What is wrong with its certificates, or will be soon."""
-        network = self.runtime.network
-        if not isinstance(network, RealNetwork) or network.certificates is None:
-            return []
-        refused = self.groups.transport.refused.items()
-        return [
-            *network.certificates.problems(),
-            *([self._unserved] if self._unserved else ()),
-            *([_BOTH] if network.tls_optional else ()),
-            *(
-                f"it and the node at {peer} do not believe each other: {why}"
-                for peer, why in refused
-            ),
-        ]
+    @property
+    def address_here(self) -> str:
+        """Where clients on this machine reach it. With TLS, by the name of its certificate."""
+        return self.info.endpoint if self.tls.mode == "require" else self.place.here
 
     def _routes(self, table: int, number: int) -> tuple[int, ...]:
         return () if self.placement is None else self.placement.routes(table, number)
@@ -658,17 +642,45 @@ def _check_location(wanted: str, found: str) -> None:
         )
 
 
+def _endpoints(options: NodeOptions) -> list[str]:
+    """Where to ask for the nodes to join. A node that has TLS asks with TLS first: the other one
+    may still speak none at its endpoint.
+    """
+    return [
+        way
+        for one in addresses_of(options.join)
+        for way in ([f"{TLS_SCHEME}{one}"] if options.tls and not speaks_tls(one) else []) + [one]
+    ]
+
+
+def _needs_tls(options: NodeOptions) -> ClusterRefused:
+    return ClusterRefused(
+        f"the node at {options.join} speaks with other nodes by TLS alone",
+        hint="Give this node a folder with certificates of the same authority: --tls DIR.",
+    )
+
+
 def _check_tls(options: NodeOptions, seed: PeerAddress) -> None:
     """Refuse to join a cluster whose nodes would hang up."""
     if seed.tls == "require" and not options.tls:
-        raise ClusterRefused(
-            f"the node at {options.join} speaks with other nodes by TLS alone",
-            hint="Give this node a folder with certificates of the same authority: --tls DIR.",
-        )
+        raise _needs_tls(options)
     if options.speaks_tls == "require" and not seed.tls:
         raise ClusterRefused(
             f"the node at {options.join} speaks no TLS with other nodes",
             hint="Leave --tls out, or start the nodes of that cluster with it first.",
+        )
+
+
+def _check_reach(options: NodeOptions, seed: PeerAddress) -> None:
+    """Refuse to join nodes of other machines by an address that means their own to them."""
+    _, peers = options.places()
+    if is_loopback(peers.advertised) and not is_loopback(seed.address):
+        raise Rejected(
+            f"the nodes of this cluster could not connect to this one at {peers.advertised}",
+            detail=f"It is a loopback address, and the node at {options.join} tells other nodes to"
+            f" connect to {seed.address}.",
+            hint="Say at which address of this machine they find it: --listen, and --advertise if"
+            " that is another one.",
         )
 
 
@@ -679,13 +691,17 @@ def _seed(options: NodeOptions, location: str) -> str:
     """
     if not options.join:
         return ""
-    ca = TlsFiles.of_folder(options.tls).authority if options.tls else None
+    ca = authority_of(options.tls)
     known: Identity | None = None
     with contextlib.suppress(LowmarkError):
         known = load_identity(RealDisk(options.data, create=False))
     if known is None or not known.cluster:
-        seed = ask_peer(options.join, ca=ca)
+        try:
+            seed = ask_peer(_endpoints(options), ca=ca)
+        except TlsNeeded as error:
+            raise _needs_tls(options) from error
         _check_tls(options, seed)
+        _check_reach(options, seed)
         if seed.ledgers:
             _check_location(location, seed.ledgers)
             prove(Store(location or seed.ledgers), seed.cluster, token=secrets.token_hex(8))
@@ -694,8 +710,9 @@ def _seed(options: NodeOptions, location: str) -> str:
         return ""  # it gets that error when it starts
     try:
         patience_s = 0.0 if known.peers else JOIN_PATIENCE_S
-        seed = ask_peer(options.join, ca=ca, patience_s=patience_s)
-    except Unavailable as error:
+        seed = ask_peer(_endpoints(options), ca=ca, patience_s=patience_s)
+        _check_reach(options, seed)
+    except (Unavailable, TlsNeeded) as error:
         if not known.peers:
             raise
         logger.warning(
@@ -716,11 +733,6 @@ def _seed(options: NodeOptions, location: str) -> str:
         )
         return ""
     return seed.address
-
-
-def _shown(tls: Tls) -> Certificates:
-    """What clients are shown."""
-    return Certificates(certificate=tls.certificate, key=tls.key)
 
 
 def _done(cluster: Cluster) -> Callable[[], bool]:
