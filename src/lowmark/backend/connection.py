@@ -444,7 +444,9 @@ class Connection:
                     raise self._unknown(name, named) from error
                 passes = _may_pass(named) or (self.has_others and _is_theirs(named, safe=safe))
                 if not passes or time.monotonic() + pause_s >= ends_at:
-                    raise refusal or self.told(named) from error
+                    if refusal is not None and isinstance(named, NodeUnreachable):
+                        raise refusal from error
+                    raise self.told(named) from error
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_MAX_S)
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from lowmark.backend.embedded import Embedded
-from lowmark.backend.errors import RequestRefused
+from lowmark.backend.errors import Closed, RequestRefused
 from lowmark.backend.protocol import (
     Acknowledged,
     acknowledged,
@@ -31,6 +31,7 @@ from lowmark.backend.protocol import (
 from lowmark.backend.values import Answer, Numbered
 from lowmark.catalog import TableId
 from lowmark.errors import LowmarkError
+from lowmark.node import NodeClosing
 from lowmark.node.slots import Slots
 from lowmark.server.checking import Checker
 from lowmark.server.receiving import chunks_of
@@ -137,6 +138,9 @@ class AppendStream:
         try:
             if well:
                 self._backend.put(well)  # all of a message in one turn: they are synced together
+        except Closed as error:
+            # Of this server's database: nothing was taken, and its client sends it to the next one.
+            raise NodeClosing from error
         except LowmarkError as error:
             for one in well:
                 one.done(error)
