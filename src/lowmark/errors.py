@@ -184,7 +184,7 @@ _DEFINED_IN = {
     "lowmark.runtime.clock": "ClockSkew",
     "lowmark.runtime.disk": "DiskFailed DiskFull Locked NoHandles NotAllowed StoreFailed",
     "lowmark.runtime.network": "AddressInUse AddressUnusable",
-    "lowmark.runtime.handshake": "AuthorityUnusable ServerNotTrusted TlsNeeded TlsNotSpoken",
+    "lowmark.runtime.refusals": "AuthorityUnusable ServerNotTrusted TlsNeeded TlsNotSpoken",
     "lowmark.runtime.tls": "KeyMismatch TlsUnusable",
 }
 """Where each error is defined that callers catch; `tests/docs/test_errors.py` keeps it complete."""

@@ -10,14 +10,8 @@ from pathlib import Path
 import pytest
 from pyarrow import flight
 
-from lowmark.runtime.handshake import (
-    AuthorityUnusable,
-    ServerNotTrusted,
-    TlsNeeded,
-    TlsNotSpoken,
-    read_authority,
-    why_refused,
-)
+from lowmark.errors import AuthorityUnusable, ServerNotTrusted, TlsNeeded, TlsNotSpoken
+from lowmark.runtime.handshake import read_authority, why_refused
 from lowmark.runtime.tls import TlsFiles
 from runtime.certificates import Authority
 

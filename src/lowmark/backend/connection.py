@@ -51,6 +51,7 @@ from lowmark.backend.protocol import (
 )
 from lowmark.backend.values import DatabaseInfo
 from lowmark.errors import Corrupt, LowmarkError, Rejected
+from lowmark.faces import deferred
 from lowmark.fault import decode_fault
 from lowmark.group import NoQuorum, NotLeader, OutcomeUnknown, ReadTimedOut, Superseded
 from lowmark.metastore.errors import MetastoreUnreachable
@@ -58,10 +59,10 @@ from lowmark.node import AnswerLost, NodeClosing, NodeSilent, NodeUnreachable
 from lowmark.node.action import ActionUnknown, NodeStarting
 from lowmark.node.owner import is_plain_path
 from lowmark.runtime import host_and_port
-from lowmark.runtime.handshake import refusal_at, roots_for, speaks_tls
-from lowmark.runtime.network import TLS_SCHEME
+from lowmark.runtime.network import TLS_SCHEME, speaks_tls
 from lowmark.table import PartitionNotHere
 
+refusal_at, roots_for = deferred("lowmark.runtime.handshake", "refusal_at", "roots_for")
 _UNIX: Final = "unix:"
 _NOT_SENT: Final = "failed to connect"
 """What gRPC says, and says only, when there was no connection to send anything by."""
@@ -110,7 +111,7 @@ Explain: TypeAlias = Callable[[LowmarkError], LowmarkError]
 
 
 def _client(address: str, ca: str | None) -> Any:
-    roots = roots_for(address, ca)
+    roots = roots_for(address, ca) if speaks_tls(address) else {}
     return made(flight.FlightClient(location_of(address), generic_options=_OPTIONS, **roots))
 
 
@@ -452,7 +453,10 @@ class Connection:
 
     def _refusal(self) -> LowmarkError | None:
         """What TLS has to do with it that there is no connection to the server of now."""
-        return None if unix_path(self.address) is not None else refusal_at(self.address, self._ca)
+        if unix_path(self.address) is not None:
+            return None
+        found: LowmarkError | None = refusal_at(self.address, self._ca)
+        return found
 
     def told(self, error: LowmarkError) -> LowmarkError:
         """An error with what is known of a server that gives no answer, to anything."""

@@ -107,6 +107,8 @@ class RemoteBackend:
         its clients, and is told what is not there.
         """
         self._name = name or address
+        self.ca = ca or ""
+        """The file of authorities that it was given."""
         self._pid = os.getpid()
         self._closed = False
         self._catalog: Catalog | None = None

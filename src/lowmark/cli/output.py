@@ -16,7 +16,6 @@ from rich.table import Table
 from rich.text import Text
 
 from lowmark.errors import LowmarkError
-from lowmark.node.addresses import insecure_words
 
 Cell = str | int | float | bool | None
 
@@ -107,6 +106,8 @@ def show_error(error: LowmarkError, *, as_json: bool) -> None:
 def warn_of_strangers(address: str, open_at: Sequence[str]) -> None:
     """Say on stderr, before anything else, that strangers can come in at the node that is asked."""
     if open_at:
+        from lowmark.node.addresses import insecure_words  # noqa: PLC0415 (seldom; it takes time)
+
         words = insecure_words(f"the node at {address}", open_at)
         print(f"warning: {words}", file=sys.stderr, flush=True)
 

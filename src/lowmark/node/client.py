@@ -11,6 +11,7 @@ import pyarrow
 from pyarrow import flight
 
 from lowmark.errors import Corrupt, LowmarkError, Unavailable
+from lowmark.faces import deferred
 from lowmark.fault import decode_fault
 from lowmark.group import OutcomeUnknown
 from lowmark.node.addresses import joined
@@ -39,9 +40,10 @@ from lowmark.node.messages import (
 )
 from lowmark.node.owner import SCHEME
 from lowmark.runtime import host_and_port
-from lowmark.runtime.handshake import TlsNotSpoken, refusal_at, roots_for, speaks_tls
-from lowmark.runtime.network import TLS_SCHEME
+from lowmark.runtime.network import TLS_SCHEME, speaks_tls
+from lowmark.runtime.refusals import TlsNotSpoken
 
+refusal_at, roots_for = deferred("lowmark.runtime.handshake", "refusal_at", "roots_for")
 T = TypeVar("T")
 _TOLD: Any = WatchStarted | WatchEvent | WatchAlive
 
@@ -107,7 +109,7 @@ class NodeClient:
             location = f"{'grpc+tls' if speaks_tls(address) else 'grpc+tcp'}://{bare}"
         self._timeout_s = timeout_s
         self._ca = ca
-        roots = roots_for(address, ca)
+        roots = roots_for(address, ca) if speaks_tls(address) else {}
         self._flight = flight.FlightClient(location, generic_options=_OPTIONS, **roots)
 
     def __enter__(self) -> Self:
@@ -234,7 +236,7 @@ class NodeClient:
         if said is not None:
             return said
         if _NOT_SENT in str(error) and not self.address.startswith(SCHEME):
-            refusal = refusal_at(self.address, self._ca)
+            refusal: LowmarkError | None = refusal_at(self.address, self._ca)
             if refusal is not None:
                 return refusal
         # gRPC puts what it was told last behind everything it went through.

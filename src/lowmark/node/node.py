@@ -80,8 +80,8 @@ from lowmark.node.tls import NodeTls, authority_of, check_mode
 from lowmark.placement import Adjust, MetastoreMembers, Placement
 from lowmark.runtime import Disk, RealDisk, RealLoop, TlsFiles, host_and_port, real_runtime
 from lowmark.runtime.disk import closing_command, open_to_others, what_others_may
-from lowmark.runtime.handshake import TlsNeeded, speaks_tls
-from lowmark.runtime.network import TLS_SCHEME
+from lowmark.runtime.network import TLS_SCHEME, speaks_tls
+from lowmark.runtime.refusals import TlsNeeded
 from lowmark.runtime.store import Store, place_of_location, without_credentials
 from lowmark.table import AsOfHold, LowWatermark, Partition, Tables
 from lowmark.upkeep import Upkeep

@@ -15,9 +15,15 @@ import ssl
 import time
 from typing import Any, Final
 
-from lowmark.errors import LowmarkError, Rejected
+from lowmark.errors import LowmarkError
 from lowmark.formatting import time_text
-from lowmark.runtime.network import TLS_SCHEME, host_and_port
+from lowmark.runtime.network import host_and_port, speaks_tls
+from lowmark.runtime.refusals import (
+    AuthorityUnusable,
+    ServerNotTrusted,
+    TlsNeeded,
+    TlsNotSpoken,
+)
 
 CA_VARIABLE: Final = "LOWMARK_CA"
 """Names the file of authorities, where no other is given."""
@@ -27,50 +33,6 @@ _NOT_YET = 9
 _UNKNOWN_AUTHORITY = frozenset({2, 18, 19, 20, 21})
 _NAME = frozenset({62, 64})
 _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"})
-
-
-class AuthorityUnusable(Rejected):
-    """A file of authorities that can't be read."""
-
-    def __init__(self, path: str, *, reason: str) -> None:
-        super().__init__(
-            f"the authority in {path} can't be used: {reason}",
-            hint="Give the cluster's ca.pem: ca=…, --ca, or $LOWMARK_CA.",
-        )
-
-
-class ServerNotTrusted(Rejected):
-    """A server could not prove that it is the one which was meant."""
-
-    def __init__(self, address: str, *, reason: str, hint: str) -> None:
-        super().__init__(f"the server at {address} is not trusted: {reason}", hint=hint)
-
-
-class TlsNeeded(Rejected):
-    """A server that speaks TLS was asked without."""
-
-    def __init__(self, address: str) -> None:
-        super().__init__(
-            f"the server at {address} speaks TLS, and this client was told to do without",
-            hint=f'Connect to "{TLS_SCHEME}{address}", with the cluster\'s ca.pem: ca=…, --ca, or'
-            " $LOWMARK_CA.",
-        )
-
-
-class TlsNotSpoken(Rejected):
-    """A server that speaks no TLS was asked with it."""
-
-    def __init__(self, address: str) -> None:
-        super().__init__(
-            f"the server at {address} speaks no TLS",
-            detail="What is sent to it can be read on the way.",
-            hint=f"Start it with `lowmark serve --tls DIR`; or leave {TLS_SCHEME} out.",
-        )
-
-
-def speaks_tls(address: str) -> bool:
-    """Whether an address says that its server does."""
-    return address.startswith(TLS_SCHEME)
 
 
 def authorities(ca: str | None) -> str | None:

@@ -76,6 +76,11 @@ TLS_SCHEME: Final = "lowmark+tls://"
 """Before the address of a server that speaks TLS."""
 
 
+def speaks_tls(address: str) -> bool:
+    """Whether an address says that its server does."""
+    return address.startswith(TLS_SCHEME)
+
+
 def host_and_port(address: str) -> tuple[str, int]:
     """The two parts of a real address; a host of IPv6 loses its brackets."""
     host, colon, port = address.removeprefix(TLS_SCHEME).rpartition(":")
