@@ -124,7 +124,7 @@ _DEFINED_IN = {
     "lowmark.authority.errors": "AuthorityRefused CertificateRefused",
     "lowmark.backend.errors": (
         "AnswerUnread AppendFailed Cancelled Closed DirectoryChanged Ended EpochUnread Forked"
-        " HoldUnknown OtherDatabase PackageMissing PartlyMade PlanOutdated ProducerClosed"
+        " HoldUnknown OtherDatabase PackageMissing PartlyMade PlanOutdated ProducerClosed PutEnded"
         " ProtocolRefused ReadOnly ReaderEnded RequestRefused RowMisplaced RowsLost"
         " RowsUnrecoverable RunUnderWay SegmentsElsewhere TableUnknown"
     ),

@@ -103,15 +103,6 @@ def show_error(error: LowmarkError, *, as_json: bool) -> None:
         console.print(Text.assemble(("  hint: ", "bold"), error.hint))
 
 
-def warn_of_strangers(address: str, open_at: Sequence[str]) -> None:
-    """Say on stderr, before anything else, that strangers can come in at the node that is asked."""
-    if open_at:
-        from lowmark.node.addresses import insecure_words  # noqa: PLC0415 (seldom; it takes time)
-
-        words = insecure_words(f"the node at {address}", open_at)
-        print(f"warning: {words}", file=sys.stderr, flush=True)
-
-
 def _stdout() -> Console:
     # A terminal has a width to fit into; a pipe or a file has none, so nothing is cut there.
     console = Console(highlight=False)

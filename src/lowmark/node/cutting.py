@@ -71,7 +71,7 @@ class Waiting:
 
     def connections(self) -> frozenset[int]:
         """The connections of now, to be told from later ones."""
-        return connections(port=self.port, path=self.path)
+        return _numbers(self.port, self.path)
 
     def end(
         self,
@@ -103,8 +103,8 @@ class Waiting:
         self._over.set()
 
 
-def connections(*, port: int | None = None, path: str | None = None) -> frozenset[int]:
-    """The connections that a server has on its port or its path, each by a number of its own."""
+def _numbers(port: int | None, path: str | None) -> frozenset[int]:
+    """The connections of a server on its port or its path, by the numbers of their sockets."""
     found = set()
     for one in _sockets():
         with contextlib.suppress(OSError):  # it listens, or is gone
@@ -123,7 +123,7 @@ def cut(
     """Shut down the connections that a server has on its port or its path; says how many.
 
     With `peer`, as Flight has it (`ipv4:127.0.0.1:50000`), only that one; on a path, clients have
-    no names, so it is all of them. With `of`, only these of `connections`.
+    no names, so it is all of them. With `of`, only the sockets with these numbers.
     """
     count = 0
     for one in _sockets():
@@ -135,6 +135,18 @@ def cut(
         except OSError:
             continue  # it listens, or is gone
     return count
+
+
+def connections(port: int) -> Iterator[tuple[str, socket.socket]]:
+    """The connections that a server has on its port: the client, as Flight has it, and a handle
+    that is closed when the next one is asked for.
+    """
+    for one in _sockets():
+        try:
+            if one.family != socket.AF_UNIX and _is_at(one, port, None):
+                yield _peer_of(one), one
+        except OSError:
+            continue  # it listens, or is gone
 
 
 def _sockets() -> Iterator[socket.socket]:
@@ -166,6 +178,10 @@ def _is_at(one: socket.socket, port: int | None, path: str | None) -> bool:
 def _is_of(one: socket.socket, peer: str | None) -> bool:
     if peer is None or one.family == socket.AF_UNIX:
         return True
+    return unquote(peer) == _peer_of(one)
+
+
+def _peer_of(one: socket.socket) -> str:
     host, port = one.getpeername()[:2]
     host = host.removeprefix("::ffff:")  # gRPC listens for both families at once
-    return unquote(peer) in {f"ipv4:{host}:{port}", f"ipv6:[{host}]:{port}"}
+    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"

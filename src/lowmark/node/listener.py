@@ -46,6 +46,7 @@ from lowmark.node.errors import ServerFailed, ServerStuck
 from lowmark.node.messages import BODY_BYTES_MAX
 from lowmark.node.owner import SCHEME
 from lowmark.node.slots import Slots
+from lowmark.node.strangers import Door, Strangers
 from lowmark.runtime import AddressInUse, AddressUnusable, host_and_port
 from lowmark.runtime.network import TLS_SCHEME
 
@@ -61,7 +62,7 @@ DRAIN_S: Final = 10.0
 _FREE_S: Final = 2.0
 """How long a listener that opens again waits for its port."""
 _FREE_LOOK_S: Final = 0.002
-_DOOR: Final = "lowmark"
+_ADMISSION: Final = "lowmark"
 _BROKEN: Final = (pyarrow.ArrowException, OSError)
 """What a stream of messages ends with whose client has gone: it hears nothing more."""
 
@@ -128,12 +129,12 @@ class _Admitted(flight.ServerMiddleware):  # type: ignore[misc]
 
 
 def _admitted(context: Any) -> _Admitted:
-    found: _Admitted | None = context.get_middleware(_DOOR)
+    found: _Admitted | None = context.get_middleware(_ADMISSION)
     assert found is not None  # no call begins without
     return found
 
 
-class _Door(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+class _Admission(flight.ServerMiddlewareFactory):  # type: ignore[misc]
     """Where callers are checked: every call begins here."""
 
     def __init__(self, listener: Listener) -> None:
@@ -174,26 +175,32 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             more["tls_certificates"] = [(tls.certificate, tls.key)]
             if tls.root:
                 more |= {"verify_client": True, "root_certificates": tls.root}
-        super().__init__(location, middleware={_DOOR: _Door(listener)}, **more)
+        super().__init__(location, middleware={_ADMISSION: _Admission(listener)}, **more)
+
+    def _admitted(self, context: Any) -> _Admitted:
+        """What is known of a call that was let in; its connection is no stranger's."""
+        self._listener.let_in(context)
+        return _admitted(context)
 
     def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
-        admitted = _admitted(context)
+        admitted = self._admitted(context)
         call = Call(context.is_cancelled, admitted.caller)
         return self._listener.act(action.type, action.body, call, whole=admitted.whole)
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
-        del context
+        self._listener.let_in(context)
         return [(name, "") for name in sorted(self._listener.actions)]
 
     def do_get(self, context: Any, ticket: Any) -> Any:
-        return self._listener.get(context, ticket.ticket, whole=_admitted(context).whole)
+        return self._listener.get(context, ticket.ticket, whole=self._admitted(context).whole)
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        with told("DoPut", whole=_admitted(context).whole, passing=_BROKEN):
+        with told("DoPut", whole=self._admitted(context).whole, passing=_BROKEN):
             self._listener.find_data().put(context, descriptor, reader, writer)
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         # Only clients of ours do this, and of some releases without saying so in a header.
+        self._listener.let_in(context)
         with told("DoExchange", whole=True, passing=_BROKEN):
             self._listener.find_data().exchange(context, descriptor, reader, writer)
 
@@ -220,9 +227,12 @@ class Listener:
         *,
         callers: Callers | None = None,
         certificates: Certificates | None = None,
+        door: Door | None = None,
         on_open: Callable[[Any], None] = lambda _: None,
     ) -> None:
-        """`on_open` is told of each Flight server that is made."""
+        """`door`: how long connections are kept that were not let in; None: as long as they like.
+        `on_open` is called with each Flight server that is made.
+        """
         self.actions: MutableMapping[str, Action] = {}
         """What clients may ask by name."""
         self._ours: set[str] = set()
@@ -248,6 +258,7 @@ class Listener:
         self._open()
         port = None if self._path is not None else host_and_port(self.address)[1]
         self.waiting.start(port=port, path=self._path)
+        self._strangers = None if door is None or port is None else Strangers(port, door)
 
     @property
     def location(self) -> str:
@@ -320,12 +331,18 @@ class Listener:
     @contextlib.contextmanager
     def question(self, what: str, context: Any, *, schema: bool = False) -> Iterator[DataCalls]:
         """What answers for rows, for a call with one answer."""
+        self.let_in(context)
         with (
             told(what, whole=_admitted(context).whole, schema=schema),
             self._calls.one(),
             self._brief.one(),
         ):
             yield self.find_data()
+
+    def let_in(self, context: Any) -> None:
+        """A call was let in: its connection is not a stranger's any more."""
+        if self._strangers is not None:
+            self._strangers.let_in(context.peer())
 
     def check(self) -> None:
         """Refuse to begin anything when the end has come."""
@@ -361,12 +378,15 @@ class Listener:
         with self._opening:
             ended = self._end(within_s)
         self.waiting.close()
+        if self._strangers is not None:
+            self._strangers.close()
         if not ended:
             raise ServerStuck(self.address, waited_s=within_s)
 
     def reopen(self, certificates: Certificates | None = None) -> None:
         """Listen again at the same address, with these certificates; without, as before. If these
-        can't be used, those before are. Returns when what was under way has ended.
+        can't be used, those before are. If the address can't be had back, it raises, and may be
+        called again. Not from a call's own thread: it returns when what was under way has ended.
 
         Flight's part stops to listen as soon as it begins to end. So the next one is there within
         milliseconds, and what is under way goes on with the one before, on the connections that it

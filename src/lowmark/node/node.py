@@ -74,6 +74,7 @@ from lowmark.node.rebalance import Rebalance
 from lowmark.node.rebuilds import Rebuilds
 from lowmark.node.resets import Resets
 from lowmark.node.rewriting import RewriteActions, Rewriting
+from lowmark.node.seeds import Seeds
 from lowmark.node.settings import Settings, chosen
 from lowmark.node.status import StatusService, parts_here, watermark_status
 from lowmark.node.tls import NodeTls, authority_of, check_mode
@@ -286,6 +287,14 @@ class Node:
             self.cluster.start(join=join, settings=self.settings.for_founding())
             known = load_identity(runtime.disk)
             self._belongs_to(known.cluster if known is not None else "")
+            if options.join and known is not None and known.cluster:
+                looks = Seeds(
+                    _endpoints(options),
+                    cluster=known.cluster,
+                    found=self._may_come_by,
+                    ca=self.tls.ca,
+                )
+                self.cluster.look_for_others = looks.look
             undo.pop_all()
 
     # -- guests of an owner before ----------------------------------------------------------------
@@ -386,6 +395,10 @@ class Node:
     def _belongs_to(self, cluster: str) -> None:
         """Say so to clients."""
         self._peer = msgspec.structs.replace(self._peer, cluster=cluster)
+
+    def _may_come_by(self, address: str) -> None:
+        """On any thread: a node of the cluster is there."""
+        self.bridge.call(lambda: self.cluster.may_come_by([address]))
 
     def says_ledgers(self, location: str) -> None:
         """Say to nodes that join where the ledgers of the cluster are; empty: it will be known."""

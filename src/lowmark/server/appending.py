@@ -89,6 +89,8 @@ class AppendStream:
                 if self._ended:
                     break
             self._drain()
+        except Closed as error:
+            raise NodeClosing from error  # it is this server's end, and not its client's
         finally:
             with self._lock:
                 self._ended = True
@@ -138,9 +140,6 @@ class AppendStream:
         try:
             if well:
                 self._backend.put(well)  # all of a message in one turn: they are synced together
-        except Closed as error:
-            # Of this server's database: nothing was taken, and its client sends it to the next one.
-            raise NodeClosing from error
         except LowmarkError as error:
             for one in well:
                 one.done(error)
@@ -151,6 +150,8 @@ class AppendStream:
 
     def _done(self, number: int, size: int, answer: Answer) -> None:
         """On the loop, mostly: it must not wait."""
+        if isinstance(answer, Closed):
+            answer = NodeClosing()  # sent again, elsewhere: batches have numbers
         ack = acknowledged(number, answer)
         with self._lock:
             self._messages -= 1
