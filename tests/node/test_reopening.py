@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ssl
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from cryptography.x509 import load_pem_x509_certificate
 from pyarrow import flight
 
 from eventually import eventually
@@ -16,7 +14,7 @@ from lowmark.node.action import Call
 from lowmark.node.listener import Certificates, Listener
 from lowmark.runtime import AddressUnusable
 from lowmark.runtime.tls import TlsFiles
-from runtime.certificates import Authority
+from runtime.certificates import Authority, serial_at
 
 
 @pytest.fixture(scope="module")
@@ -50,15 +48,6 @@ def asked(client: flight.FlightClient, name: str = "short") -> list[bytes]:
     return [one.body.to_pybytes() for one in client.do_action(flight.Action(name, b""))]
 
 
-def serial_at(listener: Listener) -> int:
-    host, _, port = listener.address.rpartition(":")
-    try:
-        pem = ssl.get_server_certificate((host, int(port)))
-    except OSError:
-        return 0  # it is just being opened
-    return load_pem_x509_certificate(pem.encode()).serial_number
-
-
 def test_what_is_under_way_goes_on_while_others_are_shown_the_new_certificate(
     listener: Listener, signer: Authority
 ) -> None:
@@ -72,7 +61,7 @@ def test_what_is_under_way_goes_on_while_others_are_shown_the_new_certificate(
         yield b"after"
 
     listener.actions["long"] = act
-    before = serial_at(listener)
+    before = serial_at(listener.address)
     with client_of(listener, signer) as client:
         results = client.do_action(flight.Action("long", b""))
         assert next(results).body.to_pybytes() == b"before"
@@ -81,7 +70,7 @@ def test_what_is_under_way_goes_on_while_others_are_shown_the_new_certificate(
         reopening = threading.Thread(target=listener.reopen, args=(shown(new),))
         reopening.start()
         # then others are shown it, at the same address, and are answered
-        eventually(lambda: serial_at(listener) not in {0, before})
+        eventually(lambda: serial_at(listener.address) not in {0, before})
         with client_of(listener, signer) as other:
             assert asked(other) == [b"there"]
         # and the call ends as if nothing was
@@ -104,10 +93,10 @@ def _answers(client: flight.FlightClient) -> bool:
 def test_certificates_that_can_not_be_used_leave_those_before(
     listener: Listener, signer: Authority
 ) -> None:
-    before = serial_at(listener)
+    before = serial_at(listener.address)
     with pytest.raises(AddressUnusable):
         listener.reopen(Certificates(certificate=b"rubbish", key=b"rubbish"))
-    assert serial_at(listener) == before
+    assert serial_at(listener.address) == before
     with client_of(listener, signer) as client:
         assert asked(client) == [b"there"]
 
@@ -125,14 +114,14 @@ def test_a_listener_that_is_closed_while_it_drains_ends_in_time(
             pass
 
     listener.actions["long"] = act
-    before = serial_at(listener)
+    before = serial_at(listener.address)
     with client_of(listener, signer) as client:
         results = client.do_action(flight.Action("long", b""))
         assert next(results).body.to_pybytes() == b"before"
         new = signer.files("127.0.0.1")
         reopening = threading.Thread(target=listener.reopen, args=(shown(new),))
         reopening.start()
-        eventually(lambda: serial_at(listener) not in {0, before})
+        eventually(lambda: serial_at(listener.address) not in {0, before})
         # when it is closed
         listener.close()
         # then nothing waits for that call

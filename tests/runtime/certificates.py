@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -66,6 +68,24 @@ class Authority:
         put(there.certificate, Path(made.certificate).read_bytes())
         put(there.authority, Path(made.authority).read_bytes())
         return there
+
+
+def serial_at(address: str) -> int:
+    """The number of the certificate that a server shows; 0: none answers just now."""
+    host, _, port = address.rpartition(":")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    try:
+        with (
+            socket.create_connection((host, int(port)), timeout=10) as bare,
+            context.wrap_socket(bare, do_handshake_on_connect=False) as secure,
+        ):
+            secure.do_handshake()
+            der = secure.getpeercert(binary_form=True) or b""
+    except OSError:
+        return 0
+    return x509.load_der_x509_certificate(der).serial_number
 
 
 def put(path: str, content: bytes) -> None:

@@ -139,6 +139,7 @@ def _shaken(context: ssl.SSLContext, host: str, port: int) -> Any:
     context.set_alpn_protocols(["h2"])  # gRPC ends the handshake with one that offers nothing
     with (
         socket.create_connection((host, port), timeout=PATIENCE_S) as bare,
-        context.wrap_socket(bare, server_hostname=host) as secure,
+        context.wrap_socket(bare, server_hostname=host, do_handshake_on_connect=False) as secure,
     ):
+        secure.do_handshake()
         return secure.getpeercert() or {}
