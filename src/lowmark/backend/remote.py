@@ -98,6 +98,7 @@ class RemoteBackend:
         members: Members | None = None,
         also: Sequence[str] = (),
         cluster: str = "",
+        ca: str | None = None,
         explain: Explain | None = None,
         name: str = "",
         of_node: bool = False,
@@ -106,6 +107,8 @@ class RemoteBackend:
         its clients, and is told what is not there.
         """
         self._name = name or address
+        self.ca = ca or ""
+        """The file of authorities that it was given."""
         self._pid = os.getpid()
         self._closed = False
         self._catalog: Catalog | None = None
@@ -147,6 +150,7 @@ class RemoteBackend:
             members=members,
             also=also,
             cluster=cluster,
+            ca=ca,
             explain=explain,
             on_away=_weakly(self._renew_soon),
         )

@@ -261,6 +261,7 @@ class Spread(Attached):
                         timeout_s=_PEER_S,
                         members=members,
                         cluster=self.info.cluster,
+                        ca=self.node.tls.ca,
                         of_node=True,
                     )
                 except (Unavailable, OtherDatabase) as error:

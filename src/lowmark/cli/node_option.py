@@ -23,12 +23,18 @@ from lowmark.cli.session import WrongUse
 NODE_VARIABLE = "LOWMARK_NODE"
 DATA_VARIABLE = "LOWMARK_DATA"
 NODE_KEY = "lowmark.node"
+CA_VARIABLE = "LOWMARK_CA"
+"""As `lowmark.runtime.handshake` has it, which a command imports only when it connects."""
 READ_ONLY_KEY = "lowmark.read-only"
 _READ = frozenset({"explain", "get", "list", "read", "show", "tide"})
 """Commands that change nothing, by their last word."""
 _HELP = (
     "Ask the server at this address: host:port, or unix:PATH; of a cluster, several nodes with"
     f" commas between. Else ${NODE_VARIABLE}. Both options come before both variables."
+)
+_HELP_CA = (
+    "The authority that signed the certificates of a server with TLS (lowmark+tls://host:port), as"
+    f" a PEM file; else ${CA_VARIABLE}, else those that this machine knows."
 )
 _HELP_READ = "Never write to the directory; what no process has open is read from its files."
 
@@ -76,7 +82,23 @@ def _keep_read_only(ctx: typer.Context, value: bool) -> bool:
     return value
 
 
-def _options() -> tuple[Any, Any]:
+def _keep_ca(ctx: typer.Context, value: str | None) -> str | None:
+    """For this run: whoever connects in it, by whatever way, looks there."""
+    if value is not None:
+        before = os.environ.get(CA_VARIABLE)
+        os.environ[CA_VARIABLE] = value
+
+        def restore() -> None:
+            if before is None:
+                os.environ.pop(CA_VARIABLE, None)
+            else:
+                os.environ[CA_VARIABLE] = before
+
+        ctx.call_on_close(restore)
+    return value
+
+
+def _options() -> tuple[Any, Any, Any]:
     alone = typer.Typer(add_completion=False)
 
     @alone.command()
@@ -87,14 +109,17 @@ def _options() -> tuple[Any, Any]:
         read_only: Annotated[
             bool, typer.Option("--read-only", help=_HELP_READ, callback=_keep_read_only)
         ] = False,
+        ca: Annotated[
+            str | None, typer.Option("--ca", metavar="PATH", help=_HELP_CA, callback=_keep_ca)
+        ] = None,
     ) -> None:
-        del node, read_only
+        del node, read_only, ca
 
     command: Any = get_command(alone)
     found = {one.name: one for one in command.params}
     for option in found.values():
         option.expose_value = False  # no command has an argument for it
-    return found["node"], found["read_only"]
+    return found["node"], found["read_only"], found["ca"]
 
 
 def offer_node(command: Any) -> Any:
@@ -105,9 +130,13 @@ def offer_node(command: Any) -> Any:
     for at, option in enumerate(command.params):
         opens = getattr(option, "metavar", "") == "DIR" and "--data" in option.opts
         if opens and "--node" not in names and "--listen" not in names:
-            node, read_only = _options()
+            node, read_only, _ = _options()
             command.params.insert(at + 1, node)
             if command.name in _READ:
                 command.params.insert(at + 2, read_only)
+            break
+    for at, option in enumerate(command.params):
+        if "--node" in getattr(option, "opts", ()) and option.metavar == "ADDR":
+            command.params.insert(at + 1, _options()[2])
             break
     return command
