@@ -178,6 +178,10 @@ _DEFINED_IN = {
         " LogBusy LogClosed NewerFormat NotContiguous"
     ),
     "lowmark.placement.rebuilding": "CopyNeeded CopySound",
+    "lowmark.tokens.errors": (
+        "NoSuchToken TokenExists TokenExpired TokenMalformed TokenMissing TokenRevoked TokenUnknown"
+        " TokensFull TokensUnknown Unauthenticated"
+    ),
     "lowmark.runtime.clock": "ClockSkew",
     "lowmark.runtime.disk": "DiskFailed DiskFull Locked NoHandles StoreFailed",
     "lowmark.runtime.network": "AddressInUse AddressUnusable",

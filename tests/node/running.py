@@ -24,9 +24,17 @@ class Running:
     """A node that runs while the `with` lasts."""
 
     def __init__(
-        self, data: Path, *, name: str = "", join: str = "", settings: Settings = QUICK
+        self,
+        data: Path,
+        *,
+        name: str = "",
+        join: str = "",
+        settings: Settings = QUICK,
+        tokens: bool = False,
     ) -> None:
-        options = NodeOptions(data=str(data), listen="127.0.0.1:0", name=name, join=join)
+        options = NodeOptions(
+            data=str(data), listen="127.0.0.1:0", name=name, join=join, tokens=tokens
+        )
         self.node = Node(options, settings)
         self.failure: BaseException | None = None
         self._ready = threading.Event()

@@ -55,7 +55,7 @@ from lowmark.holds import Span
 from lowmark.ledger import Tail, tail_of
 from lowmark.ledger.claim import LedgersUnseen, check_claim, claim
 from lowmark.log import Damaged, EntryGone, ReadPlan, ReferenceExpired, files
-from lowmark.metastore import Condition, Do, Entry, Operation
+from lowmark.metastore import Condition, Do, Entry, Operation, RemoveRange
 from lowmark.node import NodeSilent, Settings
 from lowmark.node.messages import only_looks
 from lowmark.runtime import Buffer, HybridTime, millis_of, place_of, together
@@ -75,6 +75,7 @@ from lowmark.table import (
     WatermarkStanding,
     group_name,
 )
+from lowmark.tokens.records import ACCESS_PREFIX, check_open, check_open_range
 from lowmark.upkeep.dropped import dropped_at
 
 logger = logging.getLogger(__name__)
@@ -900,11 +901,13 @@ class Embedded(NodeThread):
 
     def get(self, key: bytes, *, timeout_s: float | None = None) -> Entry | None:
         """See `Backend`."""
+        check_open([key])
         return self.ask(lambda: self._metastore.get(key), timeout_s=timeout_s)
 
     def range(self, prefix: bytes, *, timeout_s: float | None = None) -> tuple[Entry, ...]:
-        """See `Backend`."""
-        return self.ask(lambda: self._metastore.range(prefix=prefix), timeout_s=timeout_s).entries
+        """See `Backend`. Without the records of tokens."""
+        page = self.ask(lambda: self._metastore.range(prefix=prefix), timeout_s=timeout_s)
+        return tuple(one for one in page.entries if not one.key.startswith(ACCESS_PREFIX))
 
     def write(
         self,
@@ -914,6 +917,11 @@ class Embedded(NodeThread):
         timeout_s: float | None = None,
     ) -> bool:
         """See `Backend`."""
+        for one in operations:
+            if isinstance(one, RemoveRange):
+                check_open_range(one.start, one.end)
+            else:
+                check_open([one.key])
 
         def send() -> Future[bool]:
             if condition is not None:

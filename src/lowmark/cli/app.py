@@ -48,6 +48,7 @@ COMMANDS = {
     "worker": "worker",
     "ledger": "ledger",
     "catalog": "catalog",
+    "token": "token",
     "meta": "meta",
     "log": "log",
     "bench": "bench",
@@ -102,6 +103,7 @@ SUMMARIES = {
     "worker": "Compact tables when they are due, until Ctrl-C or SIGTERM.",
     "ledger": "Show, verify and rebuild ledgers, the compacted form of a table.",
     "catalog": "Show the catalog version by version, change it, and cut its history.",
+    "token": "Create, list and revoke tokens, which clients show to a cluster that asks for them.",
     "meta": "Show keys of the metastore, with their revisions and history; or reset the metastore.",
     "log": "Show, verify and compact the log of a node.",
     "bench": (

@@ -35,6 +35,7 @@ from lowmark.node.messages import (
 )
 from lowmark.node.server import Action, Gone, reply, stream
 from lowmark.runtime import Timer, millis_of
+from lowmark.tokens import ACCESS_PREFIX, shown
 
 PAGE_ENTRIES_MAX = 512
 PAGE_BYTES_MAX = 4 << 20
@@ -47,6 +48,7 @@ ALIVE_S = 0.5
 WATCHES_MAX = 256
 """Of clients at one node: each has a thread of Flight's."""
 RESERVED = (
+    ACCESS_PREFIX,
     CLUSTER_KEY,
     NODE_PREFIX,
     TOPOLOGY_KEY,
@@ -83,7 +85,7 @@ def stored(entry: Entry) -> StoredEntry:
         created=entry.created,
         version=entry.version,
         size=len(entry.value),
-        value=entry.value,
+        value=shown(entry.key, entry.value),
     )
 
 

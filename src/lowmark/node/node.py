@@ -53,6 +53,7 @@ from lowmark.node.actions import CatalogActions, MetaActions
 from lowmark.node.bridge import Bridge
 from lowmark.node.catalog_rounds import CatalogRounds
 from lowmark.node.client import JOIN_PATIENCE_S, ask_peer
+from lowmark.node.first_token import FirstToken, forget_new, founding_token
 from lowmark.node.homes import homes_of
 from lowmark.node.log_compaction import LogCompaction
 from lowmark.node.messages import (
@@ -71,6 +72,8 @@ from lowmark.node.rewriting import RewriteActions, Rewriting
 from lowmark.node.server import Action, Server, reply
 from lowmark.node.settings import Settings, chosen
 from lowmark.node.status import StatusService, parts_here, watermark_status
+from lowmark.node.token_actions import TokenActions
+from lowmark.node.tokens import Tokens
 from lowmark.placement import Adjust, MetastoreMembers, Placement
 from lowmark.runtime import Disk, RealDisk, RealLoop, real_runtime
 from lowmark.runtime.disk import closing_command, open_to_others
@@ -125,6 +128,8 @@ class NodeOptions:
     """All of them; None: as at its last start."""
     embedded: bool = False
     """Whether it lives in the process of its only client: without address and server."""
+    tokens: bool = False
+    """Whether its callers must show a token."""
     read_only: bool = False
     """Whether its directory stays as it is: embedded, and all that it writes is kept in memory. It
     has no lock, and looks after nothing: what is there is there to be read.
@@ -235,11 +240,28 @@ class Node:
             self.members = MetastoreMembers(runtime, self.cluster, config=self.settings.rebalance)
             self.status = StatusService(self.groups, self.cluster)
             self.status.problems = lambda: [self.members.problem]
+            self.tokens_of_callers = Tokens(self.loop, self.cluster, asked=options.tokens)
+            self.first_token = FirstToken(self.loop, runtime.disk, self.cluster.metastore)
             self._offer()
+            self._founds = self._prepare_first_token(join)
             self.cluster.start(join=join, settings=self.settings.for_founding())
+            self.tokens_of_callers.start()
             known = load_identity(runtime.disk)
             self._belongs_to(known.cluster if known is not None else "")
             undo.pop_all()
+
+    def _prepare_first_token(self, join: str) -> bool:
+        """Before it founds a cluster, if it does, which this says: see `first_token`."""
+        known, disk = load_identity(self.runtime.disk), self.runtime.disk
+        if self.embedded or known is None:
+            return False
+        if known.cluster and known.founding is None:
+            return False  # it comes back
+        if not known.cluster and join:
+            forget_new(disk)
+            return False
+        self.cluster.founding_writes = founding_token(disk)
+        return True
 
     # -- guests of an owner before ----------------------------------------------------------------
 
@@ -355,7 +377,7 @@ class Node:
                 # The catalog has read what the metastore has of it: damage may show only then.
                 self._damage = self.cluster.damage
                 if self._damage is None:
-                    on_ready()
+                    self._be_ready(on_ready)
             self.loop.call_soon(lambda: None)  # for `over` to be looked at
 
         def over() -> bool:
@@ -375,6 +397,16 @@ class Node:
             self._say_goodbye()
         finally:
             self._close()
+
+    def _be_ready(self, on_ready: Callable[[], None]) -> None:
+        """A founder is ready when there is a token by which it can be used."""
+        first = self.first_token
+        if not self.embedded:
+            first.propose()
+        if not self._founds:
+            on_ready()
+        else:
+            first.done.then(lambda _: None if self._stopping else on_ready())
 
     def stop(self) -> None:
         """Have `run` end, in good order. From any thread, and from a signal's handler."""
@@ -435,7 +467,8 @@ class Node:
         ]
         rebalance = Rebalance(self.groups, cluster, catalogs, tables, self.placement)
         rounds = CatalogRounds(cluster.metastore, self.upkeep.catalog)
-        self.operating = Operating(self.bridge, rebalance.answers, rounds.answers)
+        tokens = TokenActions(cluster.metastore, self.tokens_of_callers)
+        self.operating = Operating(self.bridge, rebalance.answers, rounds.answers, tokens.answers)
         resets = Resets(
             self.groups, cluster, catalogs, tables, self.placement, self.status, self.bridge
         )
@@ -524,6 +557,8 @@ class Node:
             # Ends the watches, so that their streams end; it is fine if that was done.
             last.callback(self.cluster.close)
             last.callback(self.members.close)
+            last.callback(self.tokens_of_callers.close)
+            last.callback(self.first_token.close)
             for room in (self.catalogs, self.placement, self.upkeep):
                 if room is not None:
                     last.callback(room.close)
