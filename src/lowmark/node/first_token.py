@@ -22,7 +22,7 @@ from lowmark.errors import LowmarkError
 from lowmark.group import Future
 from lowmark.log import files
 from lowmark.log.files import discard, read_whole, write_whole
-from lowmark.metastore import Compare, Metastore, Operation, Put, Revision
+from lowmark.metastore import Compare, Metastore, Operation, Put, Revision, load_identity
 from lowmark.metastore.watches import Entry
 from lowmark.node.tokens import token_of
 from lowmark.runtime import Disk, Loop
@@ -63,20 +63,24 @@ def read_new(disk: Disk) -> Secret | None:
         return None
 
 
-def forget_new(disk: Disk) -> None:
-    """A node that joins a cluster brings no token of another one."""
-    for name in (NEW, _ASIDE):
-        discard(disk, name)
+def prepare(disk: Disk, *, join: bool) -> tuple[Operation, ...] | None:
+    """Before a node that is served starts: what it writes in the first revision, if it founds a
+    cluster; None, if it does not.
 
-
-def founding_token(disk: Disk) -> tuple[Operation, ...]:
-    """What a founder writes in the first revision. A token that was drawn before a crash is used;
-    if the cluster has one already, the crash came after step 4.
+    A token that was drawn before a crash is used again. If there is one that was in force, the
+    crash came after step 4. A node that joins brings no token of another cluster.
     """
+    known = load_identity(disk)
+    if disk.stat(_ASIDE) is not None:
+        discard(disk, _ASIDE)
+    if known is not None and known.cluster and known.founding is None:
+        return None  # it comes back
+    if join and (known is None or not known.cluster):
+        discard(disk, NEW)
+        return None
     if disk.stat(PATH) is not None:
         return ()
-    secret = read_new(disk) or write_new(disk)
-    return (_put(secret),)
+    return (_put(read_new(disk) or write_new(disk)),)
 
 
 def _put(secret: Secret) -> Put:

@@ -53,7 +53,7 @@ from lowmark.node.actions import CatalogActions, MetaActions
 from lowmark.node.bridge import Bridge
 from lowmark.node.catalog_rounds import CatalogRounds
 from lowmark.node.client import JOIN_PATIENCE_S, ask_peer
-from lowmark.node.first_token import FirstToken, forget_new, founding_token
+from lowmark.node.first_token import FirstToken, prepare
 from lowmark.node.homes import homes_of
 from lowmark.node.log_compaction import LogCompaction
 from lowmark.node.messages import (
@@ -243,25 +243,14 @@ class Node:
             self.tokens_of_callers = Tokens(self.loop, self.cluster, asked=options.tokens)
             self.first_token = FirstToken(self.loop, runtime.disk, self.cluster.metastore)
             self._offer()
-            self._founds = self._prepare_first_token(join)
+            writes = None if options.embedded else prepare(runtime.disk, join=bool(join))
+            self._founds = writes is not None
+            self.cluster.founding_writes = writes or ()
             self.cluster.start(join=join, settings=self.settings.for_founding())
             self.tokens_of_callers.start()
             known = load_identity(runtime.disk)
             self._belongs_to(known.cluster if known is not None else "")
             undo.pop_all()
-
-    def _prepare_first_token(self, join: str) -> bool:
-        """Before it founds a cluster, if it does, which this says: see `first_token`."""
-        known, disk = load_identity(self.runtime.disk), self.runtime.disk
-        if self.embedded or known is None:
-            return False
-        if known.cluster and known.founding is None:
-            return False  # it comes back
-        if not known.cluster and join:
-            forget_new(disk)
-            return False
-        self.cluster.founding_writes = founding_token(disk)
-        return True
 
     # -- guests of an owner before ----------------------------------------------------------------
 
