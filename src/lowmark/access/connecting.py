@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from lowmark.backend.connection import addresses_of
 from lowmark.backend.remote import RemoteBackend
 from lowmark.client.database import Database
+from lowmark.node.showing import secret_of
 
 if TYPE_CHECKING:
     from lowmark.compaction.runner import Engine
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 def connect(
     address: str | Sequence[str],
     *,
+    token: str | None = None,
     timeout_s: float = 10.0,
     spark: object = None,
     engine: Engine | None = None,
@@ -26,12 +28,16 @@ def connect(
     several, as a list or with commas between: the first of them that answers is used, and any other
     when that one is away. A server that is not there yet, or is started again, is waited for:
     `timeout_s` here, and later for as long as each call may take. Appends are numbered: what is
-    sent again is stored once. `spark` and `engine` are as for `open`: runs of compaction read the
-    segments of the database, so they are made on its machine.
+    sent again is stored once.
+
+    `token` is for a server that asks for one; without it, the environment names it: `LOWMARK_TOKEN`,
+    or `LOWMARK_TOKEN_FILE`, a file that has it. `spark` and `engine` are as for `open`: runs of
+    compaction read the segments of the database, so they are made on its machine.
     """
     first, *also = addresses_of(address)
     name = ",".join([first, *also])
-    backend = RemoteBackend(first, also=also, timeout_s=timeout_s, name=name)
+    secret = secret_of(token)
+    backend = RemoteBackend(first, also=also, timeout_s=timeout_s, name=name, secret=secret)
     try:
         return Database(backend, spark=spark, engine=engine)
     except BaseException:

@@ -57,8 +57,10 @@ from lowmark.metastore.errors import MetastoreUnreachable
 from lowmark.node import AnswerLost, NodeClosing, NodeSilent, NodeUnreachable
 from lowmark.node.owner import is_plain_path
 from lowmark.node.server import ActionUnknown, NodeStarting
+from lowmark.node.showing import showing
 from lowmark.runtime import host_and_port
 from lowmark.table import PartitionNotHere
+from lowmark.tokens import Secret, TokensUnknown
 
 _UNIX: Final = "unix:"
 _NOT_SENT: Final = "failed to connect"
@@ -85,11 +87,11 @@ _ATTEMPT_S = 3.0
 _MEMBER_S = 2.0
 """A member of a cluster that takes longer to say hello is passed over."""
 _AWAY = (NodeUnreachable, NodeClosing, Ended)
-_UNTOUCHED = (NotLeader, Superseded, MetastoreUnreachable, PartitionNotHere)
+_UNTOUCHED = (NotLeader, Superseded, MetastoreUnreachable, PartitionNotHere, TokensUnknown)
 """A node could do nothing, and did not: another one may."""
 _DONE_MAYBE = (Ended, NodeSilent)
 """A server did not wait for the end of what it was asked."""
-_STUCK = (NotLeader, MetastoreUnreachable, NoQuorum, ReadTimedOut, NodeSilent)
+_STUCK = (NotLeader, MetastoreUnreachable, NoQuorum, ReadTimedOut, NodeSilent, TokensUnknown)
 """A node may be cut off from the others: the next call is made elsewhere."""
 _FLIGHT_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
 
@@ -107,8 +109,12 @@ Explain: TypeAlias = Callable[[LowmarkError], LowmarkError]
 """Gives what is known of a server that does not answer."""
 
 
-def _client(address: str) -> Any:
-    return made(flight.FlightClient(location_of(address), generic_options=_OPTIONS))
+def _client(address: str, secret: Secret | None) -> Any:
+    return made(
+        flight.FlightClient(
+            location_of(address), generic_options=_OPTIONS, middleware=showing(secret)
+        )
+    )
 
 
 def location_of(address: str) -> str:
@@ -189,8 +195,11 @@ class Connection:
         cluster: str = "",
         explain: Explain | None = None,
         on_away: Callable[[], None] = lambda: None,
+        secret: Secret | None = None,
     ) -> None:
-        """`also`: addresses of other nodes of its cluster, which its user has named."""
+        """`also`: addresses of other nodes of its cluster, which its user has named. `secret`: the
+        token that it shows to each of them.
+        """
         check_fork(address)
         self._given = {address, *also} if also else set()
         self._on_away = on_away
@@ -206,7 +215,8 @@ class Connection:
         self._closed = False
         self.cluster = ""
         """Its database: the same at each server that it goes to; empty until one has said it."""
-        self._flight = _client(address)
+        self._secret = secret
+        self._flight = _client(address, secret)
         self._calls = CallStreams(lambda: self._exchange(CALLS, "calls")[:2])
         self.welcome: Welcome
         try:
@@ -285,7 +295,7 @@ class Connection:
     def _follow(self, owner: str) -> None:
         """Go to the owner of now, if it is another one."""
         if owner != self.address:
-            self._goes_to(owner, _client(owner), leaves=False)
+            self._goes_to(owner, _client(owner, self._secret), leaves=False)
 
     @property
     def has_others(self) -> bool:
@@ -319,7 +329,8 @@ class Connection:
         """Go to the first server that says hello, be it the one that was away."""
         ends_at = time.monotonic() + left_s
         for address in [*self._others(), self.address]:
-            client = self._flight if address == self.address else _client(address)
+            here = address == self.address
+            client = self._flight if here else _client(address, self._secret)
             limit_s = max(0.0, min(_MEMBER_S, ends_at - time.monotonic()))
             try:
                 welcome = _asked_hello(client, limit_s)
@@ -586,7 +597,7 @@ def _is_full(error: flight.FlightError) -> bool:
 
 def _may_pass(error: LowmarkError) -> bool:
     """Whether it is worth asking again: the server is away, closing, or has too much to do."""
-    return isinstance(error, (*_AWAY, ServerFull))
+    return isinstance(error, (*_AWAY, ServerFull, TokensUnknown))
 
 
 def _is_theirs(error: LowmarkError, *, safe: bool) -> bool:

@@ -36,7 +36,9 @@ from lowmark.node.messages import (
     only_looks,
 )
 from lowmark.node.owner import SCHEME
+from lowmark.node.showing import found_secret, showing
 from lowmark.runtime import host_and_port
+from lowmark.tokens import Secret
 
 T = TypeVar("T")
 _TOLD: Any = WatchStarted | WatchEvent | WatchAlive
@@ -89,14 +91,18 @@ class AnswerLost(OutcomeUnknown):
 class NodeClient:
     """One node, by its endpoint. Close it when done."""
 
-    def __init__(self, address: str, *, timeout_s: float | None = None) -> None:
+    def __init__(
+        self, address: str, *, timeout_s: float | None = None, secret: Secret | None = None
+    ) -> None:
+        """`secret`: the token that it shows; else the one that the environment names."""
         if address.startswith(SCHEME):  # the owner of a directory of this machine
             self.address, location = address, f"grpc+unix://{address.removeprefix(SCHEME)}"
         else:
             self.address = joined(*host_and_port(address))
             location = f"grpc+tcp://{self.address}"
         self._timeout_s = timeout_s
-        self._flight = flight.FlightClient(location, generic_options=_OPTIONS)
+        shown = showing(found_secret() if secret is None else secret)
+        self._flight = flight.FlightClient(location, generic_options=_OPTIONS, middleware=shown)
 
     def __enter__(self) -> Self:
         return self
