@@ -13,6 +13,7 @@ from pyarrow import flight
 from lowmark.errors import Corrupt, LowmarkError, Unavailable
 from lowmark.fault import decode_fault
 from lowmark.group import OutcomeUnknown
+from lowmark.node.codes import ASKS_FOR_WHOLE
 from lowmark.node.messages import (
     ExecuteAsk,
     ExecutedReply,
@@ -202,7 +203,7 @@ class NodeClient:
     def _stream(
         self, action: str, body: msgspec.Struct, answer: type[T], *, timeout_s: float | None
     ) -> Iterator[T]:
-        options = flight.FlightCallOptions(timeout=timeout_s)
+        options = flight.FlightCallOptions(timeout=timeout_s, headers=ASKS_FOR_WHOLE)
         encoded = msgspec.json.encode(body)
         try:
             results = self._flight.do_action(flight.Action(action, encoded), options)

@@ -104,8 +104,8 @@ def check_free(address: str) -> None:
             raise AddressUnusable(address, reason=error.strerror or str(error)) from error
 
 
-BODY_BYTES_MAX = 10 << 20
-"""The largest value, in base64, and its key."""
+BODY_BYTES_MAX = 16 << 20
+"""More than the largest value, in base64, and its key."""
 
 
 class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -49,12 +49,15 @@ from lowmark.metastore import (
     identify,
     load_identity,
 )
+from lowmark.node.action import Action, reply
 from lowmark.node.actions import CatalogActions, MetaActions
 from lowmark.node.bridge import Bridge
 from lowmark.node.catalog_rounds import CatalogRounds
 from lowmark.node.client import JOIN_PATIENCE_S, ask_peer
+from lowmark.node.errors import ServerStuck
 from lowmark.node.first_token import FirstToken, prepare
 from lowmark.node.homes import homes_of
+from lowmark.node.listener import Listener
 from lowmark.node.log_compaction import LogCompaction
 from lowmark.node.messages import (
     DEFAULT_ENDPOINT,
@@ -69,14 +72,13 @@ from lowmark.node.rebalance import Rebalance
 from lowmark.node.rebuilds import Rebuilds
 from lowmark.node.resets import Resets
 from lowmark.node.rewriting import RewriteActions, Rewriting
-from lowmark.node.server import Action, Server, reply
 from lowmark.node.settings import Settings, chosen
 from lowmark.node.status import StatusService, parts_here, watermark_status
 from lowmark.node.token_actions import TokenActions
 from lowmark.node.tokens import Tokens
 from lowmark.placement import Adjust, MetastoreMembers, Placement
 from lowmark.runtime import Disk, RealDisk, RealLoop, real_runtime
-from lowmark.runtime.disk import closing_command, open_to_others
+from lowmark.runtime.disk import closing_command, open_to_others, what_others_may
 from lowmark.runtime.store import Store, place_of_location, without_credentials
 from lowmark.table import AsOfHold, LowWatermark, Partition, Tables
 from lowmark.upkeep import Upkeep
@@ -221,7 +223,7 @@ class Node:
             )
             undo.callback(self.groups.close)
             self.loop.around = self.groups.turn
-            self._server = None if options.embedded else Server(options.endpoint)
+            self._server = None if options.embedded else Listener(options.endpoint)
             if self._server is not None:
                 self._server.actions = self.actions
                 undo.callback(self._server.close)
@@ -328,7 +330,7 @@ class Node:
         watermark.hold(watermark.current, _GUESTS).then(held)
 
     @property
-    def server(self) -> Server:
+    def server(self) -> Listener:
         """Where clients come in; an embedded node has none."""
         invariant(self._server is not None, "a node that is embedded has no server")
         return self._server  # type: ignore[return-value]
@@ -555,10 +557,18 @@ class Node:
     def _close_server(self) -> None:
         if self._server is None:
             return
-        closing = threading.Thread(target=self._server.close, name="lowmark-server", daemon=True)
+        ended: list[bool] = []
+        server = self._server
+
+        def close() -> None:
+            with contextlib.suppress(ServerStuck):
+                server.close(within_s=SERVER_MS / 1_000)
+                ended.append(True)
+
+        closing = threading.Thread(target=close, name="lowmark-server", daemon=True)
         closing.start()
         self._within(SERVER_MS, lambda: not closing.is_alive())
-        self.stuck = closing.is_alive()
+        self.stuck = not ended
         if self.stuck:
             logger.warning("a client does not take what it was sent; it is left alone")
 
@@ -578,10 +588,9 @@ def _warn_of_others(disk: Disk) -> None:
     wide = open_to_others(disk, deep=False)
     if wide:
         where = disk.describe("").rstrip("/")
-        what = "read rows in" if len(wide) > 1 else "see the names of files in"
         logger.warning(
             "other users of this machine may %s %s; close it to them: %s",
-            what,
+            what_others_may(disk, wide),
             where,
             closing_command(where),
         )
