@@ -144,7 +144,7 @@ _DEFINED_IN = {
     "lowmark.backend.attached": "LedgersUnknown",
     "lowmark.backend.spread": "CopiesAway",
     "lowmark.node": "AnswerLost NodeSilent NodeUnreachable NotADatabase NotLoopback",
-    "lowmark.node.errors": ("PermissionDenied ServerFailed ServerFull ServerStuck Unauthenticated"),
+    "lowmark.node.errors": ("PermissionDenied ServerFailed ServerFull ServerStuck"),
     "lowmark.ledger.claim": "LedgersUnseen",
     "lowmark.ledger.errors": (
         "LedgerDamaged LedgerLost LedgerMisplaced NothingLike ProofFailed SourceMoved"

@@ -159,7 +159,7 @@ def test_a_node_that_joins_brings_no_token_along() -> None:
 
 def is_in_force(running: Running, token: str) -> bool:
     try:
-        return running.node.tokens_of_callers.caller(token, last_known=True).name == "admin"
+        return running.node.tokens_of_callers.caller(token).name == "admin"
     except LowmarkError:
         return False
 
@@ -200,7 +200,7 @@ def test_a_cluster_of_before_gets_its_first_token_by_a_command(tmp_path: Path) -
         assert token != before
         eventually(lambda: is_in_force(running, token))
         with pytest.raises(TokenUnknown):
-            running.node.tokens_of_callers.caller(before, last_known=True)
+            running.node.tokens_of_callers.table.caller(before, 0)
     # and it stays in force when the node is started again
     with Running(tmp_path / "d") as running:
         assert file.read_text().strip() == token

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from base64 import b64encode
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
 import lowmark
@@ -32,10 +34,19 @@ from lowmark.metastore.commands import RemoveRange
 from lowmark.node import NodeClient, WatchEvent
 from lowmark.node import token_actions as limits
 from lowmark.node import tokens as tokens_module
-from lowmark.node.token_actions import TokenActions
-from lowmark.node.token_messages import CreateTokenAsk, RevokeTokenAsk, TokenReply
+from lowmark.node.messages import Nothing
+from lowmark.node.token_messages import CreateTokenAsk, RevokeTokenAsk, TokenReply, TokensReply
 from lowmark.node.tokens import Tokens
-from lowmark.tokens import NODE_ROLE, digest_of, drawn, node_key, token_key
+from lowmark.tokens import (
+    ADMIN_ROLE,
+    NODE_ROLE,
+    Caller,
+    Secret,
+    digest_of,
+    drawn,
+    node_key,
+    token_key,
+)
 from node.running import Running
 
 WAIT_S = 30
@@ -47,6 +58,12 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield running
 
 
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
 @pytest.fixture(scope="module")
 def db(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
     with closing(lowmark.open(tmp_path_factory.mktemp("embedded"))) as db:
@@ -55,7 +72,7 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
 
 def tokens_of(running: Running) -> Tokens:
     tokens = running.node.tokens_of_callers
-    eventually(lambda: raises_nothing(tokens.check_heard))
+    eventually(lambda: raises_nothing(tokens._check_heard))
     return tokens
 
 
@@ -67,20 +84,25 @@ def raises_nothing(call: Any) -> bool:
     return True
 
 
-def actions(running: Running) -> TokenActions:
-    return TokenActions(running.node.cluster.metastore, running.node.tokens_of_callers)
+def operated(running: Running, action: str, asked: msgspec.Struct, *, by: str = "") -> bytes:
+    """What a caller with the token of that name gets."""
+    operating, caller = running.node.operating, Caller(by, ADMIN_ROLE, digest=by.encode())
+    assert operating is not None
+    body = msgspec.json.encode(asked)
+    ask = running.node.bridge.ask
+    return ask(lambda: operating.operate(action, body, caller), timeout_s=WAIT_S)
 
 
 def created(running: Running, name: str, *, ttl_ms: int = 0, by: str = "") -> str:
     secret = drawn()
     asked = CreateTokenAsk(name=name, digest=secret.digest(), ttl_ms=ttl_ms)
-    running.node.bridge.ask(lambda: actions(running).create(asked, by=by), timeout_s=WAIT_S)
+    operated(running, "token.create", asked, by=by)
     return secret.reveal()
 
 
 def revoked(running: Running, name: str, *, by: str = "") -> TokenReply:
-    asked = RevokeTokenAsk(name=name)
-    return running.node.bridge.ask(lambda: actions(running).revoke(asked, by=by), timeout_s=WAIT_S)
+    said = operated(running, "token.revoke", RevokeTokenAsk(name=name), by=by)
+    return msgspec.json.decode(said, type=TokenReply)
 
 
 def wait_for(error: type[LowmarkError], tokens: Tokens, token: str) -> None:
@@ -187,13 +209,13 @@ def test_there_are_no_more_tokens_than_a_cluster_keeps(
 # -- the metastore's keys -------------------------------------------------------------------------
 
 
-def test_no_client_sees_a_digest_or_touches_a_record(running: Running) -> None:
+def test_no_client_sees_a_digest_or_touches_a_record(running: Running, stack: ExitStack) -> None:
     token = created(running, "hidden")
     digest = digest_of(token)
     running.node.bridge.ask(
         lambda: running.node.cluster.metastore.put(b"access.other", digest), timeout_s=WAIT_S
     )
-    client = running.client()
+    client = stack.enter_context(NodeClient(running.endpoint, secret=Secret(token)))
     key = token_key("hidden")
     entry = client.get(key).entry
     assert entry is not None
@@ -240,7 +262,7 @@ def test_a_caller_is_known_by_its_token_until_that_is_revoked(running: Running) 
     eventually(lambda: raises_nothing(lambda: tokens.caller(token)))
     caller = tokens.caller(token)
     assert (caller.name, caller.role) == ("caller", "admin")
-    assert tokens.caller_of(caller.digest) == caller
+    tokens.check(caller)
     for missing in (None, ""):
         with pytest.raises(TokenMissing):
             tokens.caller(missing)
@@ -249,7 +271,7 @@ def test_a_caller_is_known_by_its_token_until_that_is_revoked(running: Running) 
     assert revoked(running, "caller", by="other").revoked_by == "other"
     wait_for(TokenRevoked, tokens, token)
     with pytest.raises(TokenRevoked):
-        tokens.caller_of(caller.digest)
+        tokens.check(caller)
     # a new token of the same name is another one
     other = created(running, "caller")
     eventually(lambda: raises_nothing(lambda: tokens.caller(other)))
@@ -277,19 +299,19 @@ def test_a_node_that_does_not_hear_the_metastore_takes_only_what_it_last_knew(
 ) -> None:
     tokens, token = tokens_of(running), created(running, "cut-off")
     eventually(lambda: raises_nothing(lambda: tokens.caller(token)))
+    caller = tokens.caller(token)
     # given that more time has passed since it was last heard than may
     monkeypatch.setattr(tokens_module, "UNHEARD_MS", -1)
     with pytest.raises(TokensUnknown, match="has not heard the metastore for"):
-        tokens.caller(token)
+        tokens.check(caller)
+    # then only what says what is wrong, and repairs it, is done by what was last known
+    tokens.check(tokens.caller(token), last_known=True)
+    # and that it does not know a token says nothing about the cluster
     with pytest.raises(TokensUnknown):
         tokens.caller(drawn().reveal())
-    # then only what asks for it is answered by what was last known
-    assert tokens.caller(token, last_known=True).name == "cut-off"
-    with pytest.raises(TokenUnknown):
-        tokens.caller(drawn().reveal(), last_known=True)
     # when it hears it again
     monkeypatch.undo()
-    eventually(lambda: raises_nothing(lambda: tokens.caller(token)))
+    eventually(lambda: raises_nothing(lambda: tokens.check(caller)))
 
 
 def test_what_a_node_shows_to_others_is_its_own_and_lets_no_client_in(running: Running) -> None:
@@ -299,7 +321,7 @@ def test_what_a_node_shows_to_others_is_its_own_and_lets_no_client_in(running: R
     assert (caller.name, caller.role) == (str(running.node.info.number), NODE_ROLE)
     assert node_key(running.node.info.number) == b"access.node.%s" % caller.name.encode()
     # and it is not among the tokens of clients
-    listed = running.node.bridge.ask(lambda: actions(running).all(None), timeout_s=WAIT_S)  # type: ignore[arg-type]
+    listed = msgspec.json.decode(operated(running, "token.list", Nothing()), type=TokensReply)
     assert caller.name not in {one.name for one in listed.tokens}
 
 
@@ -312,10 +334,36 @@ def test_an_idle_node_that_asks_for_tokens_writes_nothing_for_that(running: Runn
     assert metastore.state.latest == latest
 
 
-def test_the_actions_are_there_for_plain_clients_too(running: Running) -> None:
-    with NodeClient(running.endpoint) as client:
-        secret = drawn()
-        asked = CreateTokenAsk(name="plain", digest=secret.digest())
-        assert client.ask("token.create", asked, TokenReply).state == "in force"
-        with pytest.raises(Rejected, match="32 bytes"):
-            client.ask("token.create", CreateTokenAsk(name="short", digest=b"x"), TokenReply)
+def test_a_node_asks_every_client_for_its_token(running: Running) -> None:
+    address, token = running.endpoint, created(running, "client")
+
+    def asked(secret: Secret | None) -> TokenReply:
+        with NodeClient(address, secret=secret) as client:
+            ask = CreateTokenAsk(name="made", digest=made.digest())
+            return client.ask("token.create", ask, TokenReply)
+
+    made = drawn()
+    with pytest.raises(TokenMissing):
+        asked(None)
+    with pytest.raises(TokenUnknown):
+        asked(drawn())
+    eventually(lambda: raises_nothing(lambda: asked(Secret(token))))
+    # who has made it is known by its token
+    assert (asked(Secret(token)).by, asked(Secret(token)).state) == ("client", "in force")
+    revoked(running, "client")
+    wait_for(TokenRevoked, tokens_of(running), token)
+    with pytest.raises(TokenRevoked):
+        asked(Secret(token))
+
+
+def test_a_stream_that_is_open_ends_when_its_token_is_revoked(running: Running) -> None:
+    token = created(running, "watcher")
+    eventually(lambda: raises_nothing(lambda: tokens_of(running).caller(token)))
+    with NodeClient(running.endpoint, secret=Secret(token)) as client:
+        watch = client.watch(b"fruit")
+        next(watch)
+        began = time.monotonic()
+        revoked(running, "watcher")
+        with pytest.raises(TokenRevoked):
+            next(watch)
+        assert time.monotonic() - began < 20

@@ -30,9 +30,9 @@ def connect(
     `timeout_s` here, and later for as long as each call may take. Appends are numbered: what is
     sent again is stored once.
 
-    `token` is for a server that asks for one; without it, the environment names it: `LOWMARK_TOKEN`,
-    or `LOWMARK_TOKEN_FILE`, a file that has it. `spark` and `engine` are as for `open`: runs of
-    compaction read the segments of the database, so they are made on its machine.
+    `token` is for a server that asks for one; without it, the environment names it:
+    `LOWMARK_TOKEN`, or `LOWMARK_TOKEN_FILE`, a file that has it. `spark` and `engine` are as for
+    `open`: runs of compaction read the segments of the database, so they are made on its machine.
     """
     first, *also = addresses_of(address)
     name = ",".join([first, *also])

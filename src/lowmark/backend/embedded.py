@@ -57,6 +57,7 @@ from lowmark.ledger.claim import LedgersUnseen, check_claim, claim
 from lowmark.log import Damaged, EntryGone, ReadPlan, ReferenceExpired, files
 from lowmark.metastore import Condition, Do, Entry, Operation, RemoveRange
 from lowmark.node import NodeSilent, Settings
+from lowmark.node.callers import current_caller
 from lowmark.node.messages import only_looks
 from lowmark.runtime import Buffer, HybridTime, millis_of, place_of, together
 from lowmark.runtime.disk import StoreFailed
@@ -936,7 +937,7 @@ class Embedded(NodeThread):
         """See `Backend`."""
         operating = self.node.operating
         assert operating is not None
-        carry_out = partial(operating.operate, action, body)
+        carry_out = partial(operating.operate, action, body, current_caller())
         if only_looks(action, body):
             return self.ask(carry_out, timeout_s=timeout_s)
         return self._ask_change(carry_out, of="metastore", timeout_s=timeout_s)

@@ -52,6 +52,7 @@ from lowmark.metastore import (
 from lowmark.node.action import Action, reply
 from lowmark.node.actions import CatalogActions, MetaActions
 from lowmark.node.bridge import Bridge
+from lowmark.node.callers import NoCaller
 from lowmark.node.catalog_rounds import CatalogRounds
 from lowmark.node.client import JOIN_PATIENCE_S, ask_peer
 from lowmark.node.errors import ServerStuck
@@ -223,7 +224,11 @@ class Node:
             )
             undo.callback(self.groups.close)
             self.loop.around = self.groups.turn
-            self._server = None if options.embedded else Listener(options.endpoint)
+            self._server = (
+                None
+                if options.embedded
+                else Listener(options.endpoint, callers=NoCaller() if options.tokens else None)
+            )
             if self._server is not None:
                 self._server.actions = self.actions
                 undo.callback(self._server.close)
@@ -250,6 +255,8 @@ class Node:
             self.cluster.founding_writes = writes or ()
             self.cluster.start(join=join, settings=self.settings.for_founding())
             self.tokens_of_callers.start()
+            if self._server is not None and options.tokens:
+                self._server.callers = self.tokens_of_callers
             known = load_identity(runtime.disk)
             self._belongs_to(known.cluster if known is not None else "")
             undo.pop_all()

@@ -24,6 +24,7 @@ from lowmark.metastore import (
     all_of,
 )
 from lowmark.metastore.watches import Entry
+from lowmark.node.callers import current_caller
 from lowmark.node.messages import Nothing
 from lowmark.node.operating import Answers
 from lowmark.node.token_messages import CreateTokenAsk, RevokeTokenAsk, TokenReply, TokensReply
@@ -94,13 +95,13 @@ class TokenActions:
 
     # -- changing ---------------------------------------------------------------------------------
 
-    def create(self, asked: CreateTokenAsk, *, by: str = "") -> Future[TokenReply]:
+    def create(self, asked: CreateTokenAsk) -> Future[TokenReply]:
         """Let in those who show the token of a digest."""
         check_name(asked.name)
         check_digest(asked.digest)
         check_ttl(asked.ttl_ms)
         whole: Future[TokenReply] = Future()
-        record = Record(digest=asked.digest, ttl_ms=asked.ttl_ms, by=by)
+        record = Record(digest=asked.digest, ttl_ms=asked.ttl_ms, by=current_caller().token)
         self._create(asked.name, record, whole, attempts=_ATTEMPTS, sweep=True)
         return whole
 
@@ -157,11 +158,11 @@ class TokenActions:
                     found.append((ended_ms, one))
         return [one for _, one in sorted(found, key=lambda pair: (pair[0], pair[1].name))]
 
-    def revoke(self, asked: RevokeTokenAsk, *, by: str = "") -> Future[TokenReply]:
+    def revoke(self, asked: RevokeTokenAsk) -> Future[TokenReply]:
         """Let in no one any more who shows it."""
         check_name(asked.name)
         whole: Future[TokenReply] = Future()
-        self._revoke(asked.name, by, whole, attempts=_ATTEMPTS)
+        self._revoke(asked.name, current_caller().token, whole, attempts=_ATTEMPTS)
         return whole
 
     def _revoke(self, name: str, by: str, whole: Future[TokenReply], *, attempts: int) -> None:

@@ -41,6 +41,7 @@ from lowmark.tokens import (
     Token,
     TokenMissing,
     TokensUnknown,
+    TokenUnknown,
     check_form,
     drawn,
     node_key,
@@ -106,22 +107,26 @@ class Tokens:
 
     # -- who calls; on any thread -----------------------------------------------------------------
 
-    def caller(self, shown: str | None, *, last_known: bool = False) -> Caller:
-        """Who shows this; raises by name if that is no one. `last_known`: by the tokens that this
-        node last knew, though it may have missed a revocation.
+    def caller(self, bearer: str | None) -> Caller:
+        """See `Callers`. By what this node last knew; if it can't know, it does not say that there
+        is no such token.
         """
-        if not shown:
+        if not bearer:
             raise TokenMissing
-        check_form(shown)
-        return self.caller_of(digest_of(shown), last_known=last_known)
+        check_form(bearer)
+        try:
+            return self.table.caller_of(digest_of(bearer), self.now_ms())
+        except TokenUnknown:
+            self._check_heard()
+            raise
 
-    def caller_of(self, digest: bytes, *, last_known: bool = False) -> Caller:
-        """The same by the digest of what was shown: for each message of a stream."""
+    def check(self, caller: Caller, *, last_known: bool = False) -> None:
+        """See `Callers`."""
         if not last_known:
-            self.check_heard()
-        return self.table.caller_of(digest, self.now_ms())
+            self._check_heard()
+        self.table.caller_of(caller.digest, self.now_ms())
 
-    def check_heard(self) -> None:
+    def _check_heard(self) -> None:
         """Raise if this node can't tell which tokens are in force."""
         heard_us = self._heard_us
         if heard_us is None:

@@ -22,6 +22,7 @@ from lowmark.backend.protocol import CALL, HELLO
 from lowmark.client import Database
 from lowmark.errors import LowmarkError
 from lowmark.node.action import Action, Call
+from lowmark.node.callers import calling
 from lowmark.node.listener import Listener
 from lowmark.node.messages import check_loopback
 from lowmark.node.owner import SCHEME
@@ -73,8 +74,8 @@ class Server:
 
     def _action(self, name: str) -> Action:
         def act(body: bytes, call: Call) -> Iterable[bytes]:
-            del call
-            return [self.endpoint.act(name, body)]
+            with calling(call.caller):
+                return [self.endpoint.act(name, body)]
 
         return act
 

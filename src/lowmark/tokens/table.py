@@ -26,7 +26,12 @@ class Caller:
     name: str
     role: str
     digest: bytes = b""
-    """Of the token, to look again whether it still is."""
+    """Of the token, to look again whether it still is; empty: no token is asked for."""
+
+    @property
+    def token(self) -> str:
+        """The name of its token; empty: none is asked for."""
+        return self.name if self.digest else ""
 
 
 @dataclass(frozen=True, slots=True)
