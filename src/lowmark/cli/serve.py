@@ -55,6 +55,9 @@ def serve(
             show_default="the last ones",
         ),
     ] = None,
+    tokens: Annotated[
+        bool, typer.Option("--tokens", help="Take only calls that show a token.")
+    ] = False,
     dev: Annotated[
         int | None,
         typer.Option(
@@ -73,6 +76,10 @@ def serve(
     one. Another --rack changes it, and may move replicas; --rack "" takes it away. --attribute
     replaces all attributes; --attribute "" takes them away.
 
+    A node that founds a cluster writes the token of an administrator to the file admin.token in its
+    directory. With --tokens the node takes only calls that show a token; give it to all nodes of a
+    cluster. A node that joins such a cluster shows one, too: --token-file, or $LOWMARK_TOKEN.
+
     When the node is ready it says so in one line on stdout; with --json, as one object: name,
     number, listen, peers, data, pid.
 
@@ -86,10 +93,10 @@ def serve(
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     with wrong_use():
         data = data_path(data) if data.strip() else data
-        if dev is not None and (peers or join or name or rack is not None or attribute):
+        if dev is not None and (peers or join or name or rack is not None or attribute or tokens):
             raise Rejected(
                 "--dev starts nodes of its own: they have no other options",
-                hint="Leave out --peers, --join, --name, --rack and --attribute.",
+                hint="Leave out --peers, --join, --name, --rack, --attribute and --tokens.",
             )
     if dev is not None:
         with wrong_use():
@@ -106,6 +113,7 @@ def serve(
         name=name,
         rack=rack,
         attributes=None if attribute is None else _attributes(attribute),
+        tokens=tokens,
     )
     with wrong_use():
         if not data.strip():

@@ -207,6 +207,11 @@ class Tokens:
             self._loop.call_later(_MOMENT_MS, lambda: self._confirm(latest, began_us))
             return
         self.see_time()
+        if self._heard_us is None and not any(not one.of_node for one in self.table.tokens):
+            logger.warning(
+                "this node asks for tokens, and the cluster has none: no client can call; stop"
+                " this node, and give `lowmark token reset --data DIR`"
+            )
         self._heard_us = max(self._heard_us or 0, began_us)
 
     # -- what this node shows to others -----------------------------------------------------------
