@@ -143,8 +143,10 @@ _DEFINED_IN = {
     "lowmark.inspect": "DataInUse",
     "lowmark.backend.attached": "LedgersUnknown",
     "lowmark.backend.spread": "CopiesAway",
-    "lowmark.node": "AnswerLost NodeSilent NodeUnreachable NotADatabase NotLoopback",
-    "lowmark.node.errors": ("PermissionDenied ServerFailed ServerFull ServerStuck"),
+    "lowmark.node": (
+        "AnswerLost NodeSilent NodeUnreachable NotADatabase NotAdvertised NotLoopback"
+    ),
+    "lowmark.node.errors": "PermissionDenied ServerFailed ServerFull ServerStuck",
     "lowmark.ledger.claim": "LedgersUnseen",
     "lowmark.ledger.errors": (
         "LedgerDamaged LedgerLost LedgerMisplaced NothingLike ProofFailed SourceMoved"

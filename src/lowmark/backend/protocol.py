@@ -68,6 +68,8 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True):
     """The `DatabaseInfo`, by the port's codec."""
     members: tuple[str, ...] = ()
     """Where clients reach the nodes of its cluster: any of them does."""
+    open_at: tuple[str, ...] = ()
+    """The addresses at which strangers can come in (`--insecure`)."""
 
 
 class Request(NamedTuple):

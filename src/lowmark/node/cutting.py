@@ -110,6 +110,18 @@ def cut(*, port: int | None = None, path: str | None = None, peer: str | None = 
     return count
 
 
+def connections(port: int) -> Iterator[tuple[str, socket.socket]]:
+    """The connections that a server has on its port: the client, as Flight has it, and a handle
+    that is closed when the next one is asked for.
+    """
+    for one in _sockets():
+        try:
+            if one.family != socket.AF_UNIX and _is_at(one, port, None):
+                yield _peer_of(one), one
+        except OSError:
+            continue  # it listens, or is gone
+
+
 def _sockets() -> Iterator[socket.socket]:
     """All sockets of this process, each by a handle of its own."""
     try:
@@ -139,6 +151,10 @@ def _is_at(one: socket.socket, port: int | None, path: str | None) -> bool:
 def _is_of(one: socket.socket, peer: str | None) -> bool:
     if peer is None or one.family == socket.AF_UNIX:
         return True
+    return unquote(peer) == _peer_of(one)
+
+
+def _peer_of(one: socket.socket) -> str:
     host, port = one.getpeername()[:2]
     host = host.removeprefix("::ffff:")  # gRPC listens for both families at once
-    return unquote(peer) in {f"ipv4:{host}:{port}", f"ipv6:[{host}]:{port}"}
+    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"

@@ -37,6 +37,7 @@ from pyarrow import flight
 
 from lowmark.errors import LowmarkError
 from lowmark.node.action import Action, ActionUnknown, BadRequest, Call, NodeStarting
+from lowmark.node.addresses import check_free, joined
 from lowmark.node.bridge import NodeClosing
 from lowmark.node.callers import (
     WITHOUT_MAJORITY,
@@ -48,9 +49,10 @@ from lowmark.node.callers import (
 from lowmark.node.codes import asks_for_whole, flight_error
 from lowmark.node.cutting import Waiting
 from lowmark.node.errors import ServerFailed, ServerStuck
-from lowmark.node.messages import BODY_BYTES_MAX, check_free, joined
+from lowmark.node.messages import BODY_BYTES_MAX
 from lowmark.node.owner import SCHEME
 from lowmark.node.slots import Slots
+from lowmark.node.strangers import Door, Strangers
 from lowmark.runtime import AddressUnusable, host_and_port
 from lowmark.tokens import Caller
 
@@ -148,7 +150,7 @@ class _Checked:
         return chunk
 
 
-class _Door(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+class _Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
     """Where callers are checked: every call begins here."""
 
     def __init__(self, listener: Listener) -> None:
@@ -191,23 +193,28 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             more["tls_certificates"] = [(tls.certificate, tls.key)]
             if tls.root:
                 more |= {"verify_client": True, "root_certificates": tls.root}
-        super().__init__(location, middleware={_DOOR: _Door(listener)}, **more)
+        super().__init__(location, middleware={_DOOR: _Gate(listener)}, **more)
+
+    def _admitted(self, context: Any) -> _Admitted:
+        """What is known of a call that was let in; its connection is no stranger's."""
+        self._listener.let_in(context)
+        return _admitted(context)
 
     def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
-        admitted = _admitted(context)
+        admitted = self._admitted(context)
         call = Call(context.is_cancelled, admitted.caller)
         return self._listener.act(action.type, action.body, call, whole=admitted.whole)
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
-        del context
+        self._listener.let_in(context)
         return [(name, "") for name in sorted(self._listener.actions)]
 
     def do_get(self, context: Any, ticket: Any) -> Any:
-        return self._listener.get(context, ticket.ticket, whole=_admitted(context).whole)
+        return self._listener.get(context, ticket.ticket, whole=self._admitted(context).whole)
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         with (
-            told("DoPut", whole=_admitted(context).whole, passing=_BROKEN),
+            told("DoPut", whole=self._admitted(context).whole, passing=_BROKEN),
             calling(caller_of(context)),
         ):
             checked = _Checked(reader, self._listener, caller_of(context))
@@ -215,6 +222,7 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         # Only clients of ours do this, and of some releases without saying so in a header.
+        self._listener.let_in(context)
         with told("DoExchange", whole=True, passing=_BROKEN), calling(caller_of(context)):
             checked = _Checked(reader, self._listener, caller_of(context))
             self._listener.find_data().exchange(context, descriptor, checked, writer)
@@ -242,9 +250,12 @@ class Listener:
         *,
         callers: Callers | None = None,
         certificates: Certificates | None = None,
+        door: Door | None = None,
         on_open: Callable[[Any], None] = lambda _: None,
     ) -> None:
-        """`on_open` is told of each Flight server that is made."""
+        """`door`: how long connections are kept that were not let in; None: as long as they like.
+        `on_open` is called with each Flight server that is made.
+        """
         self.actions: MutableMapping[str, Action] = {}
         """What clients may ask by name."""
         self._ours: set[str] = set()
@@ -265,19 +276,24 @@ class Listener:
         self._closed = False
         self._path = address.removeprefix(SCHEME) if address.startswith(SCHEME) else None
         self.address = address
-        """Where clients reach it; a port 0 has been replaced by the real one."""
+        """Where it listens; a port 0 has been replaced by the real one."""
         self._flight: _FlightServer | None = None
         self._open()
         port = None if self._path is not None else host_and_port(self.address)[1]
         self.waiting.start(port=port, path=self._path)
+        self._strangers = None if door is None or port is None else Strangers(port, door)
 
     @property
     def location(self) -> str:
-        """The address as Flight has it."""
+        """Where it listens, as Flight has it."""
+        return self.location_at(self.address)
+
+    def location_at(self, address: str) -> str:
+        """The same by another address, as clients are told it."""
         if self._path is not None:
             return f"grpc+unix://{self._path}"
         scheme = "grpc+tcp" if self._certificates is None else "grpc+tls"
-        return f"{scheme}://{self.address}"
+        return f"{scheme}://{address}"
 
     def _open(self) -> None:
         if self._path is None:
@@ -341,12 +357,18 @@ class Listener:
     @contextlib.contextmanager
     def question(self, what: str, context: Any, *, schema: bool = False) -> Iterator[DataCalls]:
         """What answers for rows, for a call with one answer."""
+        self.let_in(context)
         with (
             told(what, whole=_admitted(context).whole, schema=schema),
             self._calls.one(),
             self._brief.one(),
         ):
             yield self.find_data()
+
+    def let_in(self, context: Any) -> None:
+        """A call was let in: its connection is not a stranger's any more."""
+        if self._strangers is not None:
+            self._strangers.let_in(context.peer())
 
     def check(self) -> None:
         """Refuse to begin anything when the end has come."""
@@ -382,6 +404,8 @@ class Listener:
         with self._opening:
             ended = self._end(within_s, last=True)
         self.waiting.close()
+        if self._strangers is not None:
+            self._strangers.close()
         if not ended:
             raise ServerStuck(self.address, waited_s=within_s)
 

@@ -5,7 +5,7 @@ way.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -37,10 +37,15 @@ class Endpoint:
         database: Database,
         listener: Listener,
         *,
+        advertised: str = "",
+        open_at: Sequence[str] = (),
         limits: Limits | None = None,
         hold_ms: int = HOLD_MS,
         on_held: Callable[[frozenset[int]], None] = lambda _: None,
     ) -> None:
+        """`advertised`: where clients are told to find it, if that is not the listener's address.
+        `open_at`: the addresses of it at which strangers can come in.
+        """
         backend = served(database)
         self.limits = limits or Limits()
         self._listener = listener
@@ -55,8 +60,10 @@ class Endpoint:
         self._call_streams = Slots("streams of calls", self.limits.call_streams)
         self._reads = Slots("reads", self.limits.reads)
         self._append_bytes = Slots("bytes of rows", self.limits.append_bytes)
-        self._address = listener.address
+        self._address = advertised or listener.address
         backend.served_at.append(self._address)
+        self._open_at = open_at
+        backend.node.open_at += open_at
 
     # -- what a listener asks ---------------------------------------------------------------------
 
@@ -87,13 +94,17 @@ class Endpoint:
             for rows, note in messages:
                 yield rows if note is None else (rows, note)
 
+    @property
+    def _location(self) -> str:
+        return self._listener.location_at(self._address)
+
     def flights(self) -> Iterator[Any]:
         """All tables."""
-        return self._plain.flights(self._listener.location)
+        return self._plain.flights(self._location)
 
     def info(self, descriptor: Any) -> Any:
         """One table."""
-        return self._plain.info(descriptor, self._listener.location)
+        return self._plain.info(descriptor, self._location)
 
     def schema(self, descriptor: Any) -> pa.Schema:
         """Its columns."""
@@ -141,6 +152,8 @@ class Endpoint:
         """Keep nothing for clients any more."""
         with contextlib.suppress(ValueError):  # it was ended before
             self._backend.served_at.remove(self._address)
+            for address in self._open_at:
+                self._backend.node.open_at.remove(address)
         self._service.close()
 
 

@@ -69,7 +69,7 @@ def _attach(node: Node, data: str, loop: threading.Thread, limits: Limits | None
         database = Database(backend)
         node.server.data = Endpoint(database, node.server, limits=limits, on_held=note.held)
         backend.on_close(Adopter(backend).close)
-        note.answers_at(node.server.address)
+        note.answers_at(node.place.here)
     except BaseException:
         backend.close()  # the next attempt makes its own
         raise

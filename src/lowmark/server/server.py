@@ -7,6 +7,7 @@ if the server was starting: clients ask again.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import weakref
@@ -22,20 +23,25 @@ from lowmark.backend.protocol import CALL, HELLO
 from lowmark.client import Database
 from lowmark.errors import LowmarkError
 from lowmark.node.action import Action, Call
+from lowmark.node.addresses import Guard, Place, insecure_words, place_of
 from lowmark.node.callers import calling
 from lowmark.node.listener import Listener
-from lowmark.node.messages import check_loopback
 from lowmark.node.owner import SCHEME
+from lowmark.runtime import host_and_port
 from lowmark.server.endpoint import HOLD_MS, Endpoint, served
 from lowmark.server.limits import Limits
+
+logger = logging.getLogger(__name__)
 
 
 class Server:
     """Serves a database that this process has open. It listens from the moment it is made.
 
     `address` is `host:port` on this machine (port 0: a free one), or `unix:PATH`; a socket at that
-    path must be no other process's. The database stays open when the server is closed. `on_held`
-    is told which clients hold anything (see `Sessions`).
+    path must be no other process's. One that other machines can reach is refused (`NotLoopback`),
+    unless `insecure` says that all of them may read and change all data. `advertise` is what Flight
+    clients are told to connect to, if that is not `address`. The database stays open when the
+    server is closed. `on_held` is told which clients hold anything (see `Sessions`).
     """
 
     def __init__(
@@ -43,6 +49,8 @@ class Server:
         database: Database,
         address: str = "127.0.0.1:0",
         *,
+        advertise: str = "",
+        insecure: bool = False,
         limits: Limits | None = None,
         hold_ms: int = HOLD_MS,
         on_held: Callable[[frozenset[int]], None] = lambda _: None,
@@ -51,17 +59,31 @@ class Server:
         check_fork(address)
         location_of(address)  # refuses what is none
         path = unix_path(address)
+        place, guard = Place(address, address), Guard(insecure=insecure)
+        if path is None:
+            place = place_of(address, advertise, guard=guard)
         self._lock = threading.Lock()
         self._closed = False
         self._listener = Listener(
-            check_loopback(address) if path is None else f"{SCHEME}{path}", on_open=_opened
+            place.listens_at if path is None else f"{SCHEME}{path}", on_open=_opened
         )
-        self.address = address if path is not None else self._listener.address
+        if path is None:
+            place = place.with_port(host_and_port(self._listener.address)[1])
+        open_at = guard.open_at(place) if path is None else ()
+        if open_at:
+            logger.warning(insecure_words(f"the server at {place.listens_at}", open_at))
+        self.address = place.advertised
         """Where clients reach it; a port 0 has been replaced by the real one."""
         _open.add(self)
         try:
             self.endpoint = Endpoint(
-                database, self._listener, limits=limits, hold_ms=hold_ms, on_held=on_held
+                database,
+                self._listener,
+                advertised=place.advertised if path is None else "",
+                open_at=open_at,
+                limits=limits,
+                hold_ms=hold_ms,
+                on_held=on_held,
             )
         except BaseException:
             self._listener.close()
