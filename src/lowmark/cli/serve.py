@@ -67,6 +67,9 @@ def serve(
             " reach them can read and change all data.",
         ),
     ] = False,
+    tokens: Annotated[
+        bool, typer.Option("--tokens", help="Take only calls that show a token.")
+    ] = False,
     join: Annotated[
         str,
         typer.Option(
@@ -90,9 +93,6 @@ def serve(
             show_default="the last ones",
         ),
     ] = None,
-    tokens: Annotated[
-        bool, typer.Option("--tokens", help="Take only calls that show a token.")
-    ] = False,
     dev: Annotated[
         int | None,
         typer.Option(

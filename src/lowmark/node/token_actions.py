@@ -93,6 +93,11 @@ class TokenActions:
         self._tokens.see_time()
         return self._tokens.now_ms()
 
+    def _tell(self, whole: Future[TokenReply], token: Token) -> None:
+        """When it is so for callers of this node: the others hear of it at about the same time."""
+        known = self._tokens.when_known(token.revision)
+        known.then(lambda _: whole.resolve(self._shown(token)))
+
     # -- changing ---------------------------------------------------------------------------------
 
     def create(self, asked: CreateTokenAsk) -> Future[TokenReply]:
@@ -118,7 +123,7 @@ class TokenActions:
             token = None if entry is None else token_of(entry)
             state = None if token is None else token.state(self._now_ms())
             if token is not None and token.record.digest == record.digest:
-                whole.resolve(self._shown(token))  # it was asked before, and was done
+                self._tell(whole, token)  # it was asked before, and was done
             elif state is State.IN_FORCE:
                 whole.reject(TokenExists(name))
             elif not attempts:
@@ -177,7 +182,7 @@ class TokenActions:
             if entry is None or token is None:
                 whole.reject(NoSuchToken(name))
             elif token.record.revoked_by is not None:
-                whole.resolve(self._shown(token))
+                self._tell(whole, token)
             elif not attempts:
                 whole.reject(_too_many_changes(name))
             else:

@@ -55,7 +55,7 @@ LOOK_MS: Final = 1_000
 UNHEARD_MS: Final = 5_000
 """A node that has not heard the metastore for this long takes no tokens."""
 _AGAIN_MS: Final = 300
-_MOMENT_MS: Final = 20
+_MOMENT_MS: Final = 5
 
 
 def token_of(entry: Entry) -> Token | None:
@@ -94,6 +94,13 @@ class Tokens:
             self._cluster.ready.then(lambda _: self._follow())
         if self.asked:
             self._look()
+
+    def ask(self) -> None:
+        """Callers must show a token from now on: the database of this process is served."""
+        if not self.asked:
+            self.asked = True
+            self._look()
+            self._write_own()
 
     def close(self) -> None:
         """Follow it no more."""
@@ -197,15 +204,34 @@ class Tokens:
         # Whether it is answered or not: one that hangs says nothing about the next.
         self._loop.call_later(LOOK_MS, self._look)
 
+    def when_known(self, revision: int) -> Future[bool]:
+        """When the table here has what was written up to a revision, which was applied here; False
+        if it does not come to that.
+        """
+        known, until_us = Future[bool](), self._loop.elapsed_us() + UNHEARD_MS * 1_000
+
+        def look() -> None:
+            watch = None if self._following is None else self._following.watch
+            if watch is not None and watch.position > revision:
+                known.resolve(True)
+            elif self._closed or self._loop.elapsed_us() > until_us:
+                known.resolve(False)
+            else:
+                self._loop.call_later(_MOMENT_MS, look)
+
+        look()
+        return known
+
     def _confirm(self, latest: int, began_us: int) -> None:
         """Everything up to a revision was applied here; wait until the table has it, too."""
-        late = self._loop.elapsed_us() - began_us > UNHEARD_MS * 1_000
-        if self._closed or late:
-            return
-        watch = None if self._following is None else self._following.watch
-        if watch is None or watch.position <= latest:
-            self._loop.call_later(_MOMENT_MS, lambda: self._confirm(latest, began_us))
-            return
+
+        def known(future: Future[bool]) -> None:
+            if future.result():
+                self._has_heard(began_us)
+
+        self.when_known(latest).then(known)
+
+    def _has_heard(self, began_us: int) -> None:
         self.see_time()
         if self._heard_us is None and not any(not one.of_node for one in self.table.tokens):
             logger.warning(
