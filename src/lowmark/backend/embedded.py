@@ -286,8 +286,9 @@ class Embedded(NodeThread):
         """See `Backend`."""
         wait_s = _EXECUTE_S if timeout_s is None else timeout_s
         check_buildable(commands)
+        by = current_caller().token
         return self._ask_change(
-            lambda: self.catalogs.execute(commands), of="metastore", timeout_s=wait_s
+            lambda: self.catalogs.execute(commands, by=by), of="metastore", timeout_s=wait_s
         )
 
     def dropped_at(self, table: TableId) -> int | None:

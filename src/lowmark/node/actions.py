@@ -15,6 +15,7 @@ from lowmark.metastore.nodes import CLUSTER_KEY, NODE_PREFIX, TOPOLOGY_KEY
 from lowmark.metastore.state import Found, Record, State, prefix_end
 from lowmark.node.action import Action, Call, reply, stream
 from lowmark.node.bridge import Bridge
+from lowmark.node.callers import current_caller
 from lowmark.node.messages import (
     CatalogStatus,
     ExecuteAsk,
@@ -515,9 +516,10 @@ class CatalogActions:
     def _execute(self, asked: ExecuteAsk) -> ExecutedReply:
         commands = read_commands(asked.commands)
         check_buildable(commands)
+        by = current_caller().token
 
         def execute() -> Future[Executed]:
-            return self._catalogs.execute(commands)
+            return self._catalogs.execute(commands, by=by)
 
         done = self._bridge.ask(execute, timeout_s=EXECUTE_S)
         return ExecutedReply(

@@ -327,7 +327,9 @@ class Listener:
             with contextlib.nullcontext() if ours else self._brief.one():
                 last_known = name in WITHOUT_MAJORITY
                 self.callers.check(call.caller, last_known=last_known)
-                for result in action(body.to_pybytes(), call):
+                with calling(call.caller):
+                    results = iter(action(body.to_pybytes(), call))
+                for result in results:
                     self.callers.check(call.caller, last_known=last_known)
                     yield result
 
