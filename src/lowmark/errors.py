@@ -123,7 +123,7 @@ def invariant(ok: object, message: str) -> None:
 _DEFINED_IN = {
     "lowmark.backend.errors": (
         "AnswerUnread AppendFailed Cancelled Closed DirectoryChanged Ended EpochUnread Forked"
-        " HoldUnknown OtherDatabase PackageMissing PartlyMade PlanOutdated ProducerClosed"
+        " HoldUnknown OtherDatabase PackageMissing PartlyMade PlanOutdated ProducerClosed PutEnded"
         " ProtocolRefused ReadOnly ReaderEnded RequestRefused RowMisplaced RowsLost"
         " RowsUnrecoverable RunUnderWay SegmentsElsewhere TableUnknown"
     ),

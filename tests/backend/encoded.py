@@ -84,6 +84,10 @@ class EncodedBackend:
         return found
 
     @property
+    def open_at(self) -> tuple[str, ...]:
+        return self._backend.open_at
+
+    @property
     def closed(self) -> bool:
         return self._backend.closed
 

@@ -12,8 +12,9 @@ connection is given a way to find it (`locate`), and looks there whenever the la
 server that is a node of a cluster says where the others are (`Welcome.members`): when it is away,
 gives no answer, or can't answer because it is cut off from the others, the first of them that says
 hello takes its place, also of one that was found by `locate`. So it does at the first call, where a
-user has named several. Only what fails on the way to the server of now makes a connection leave it:
-what was under way to the one before ends with that.
+user has named several. Nodes may move, one after another, while a client stays at the one that is
+last: so it asks every now and then where they are (`keep_up`). Only what fails on the way to the
+server of now makes a connection leave it: what was under way to the one before ends with that.
 """
 
 from __future__ import annotations
@@ -72,6 +73,8 @@ _OPTIONS: Final = [
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 500),
+    # A name may mean another machine than before; by default it is looked up every 30 seconds.
+    ("grpc.dns_min_time_between_resolutions_ms", 500),
     # A server that is gone without a word is found out.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -84,6 +87,8 @@ _SLACK_S = 1.0
 """A server says itself that it was too slow: it has the time of the call, the way there this."""
 _ATTEMPT_S = 3.0
 """What is safe to ask again is asked again after this, where another server may answer."""
+_MEMBERS_S = 5.0
+"""Where the others are is heard again after this, by a client that has something to ask."""
 _MEMBER_S = 2.0
 """A member of a cluster that takes longer to say hello is passed over."""
 _AWAY = (NodeUnreachable, NodeClosing, Ended)
@@ -219,6 +224,8 @@ class Connection:
         self._flight = _client(address, secret)
         self._calls = CallStreams(lambda: self._exchange(CALLS, "calls")[:2])
         self.welcome: Welcome
+        self._members_at = time.monotonic()
+        """When it was last asked where the others are."""
         try:
             self.welcome = self._hello(timeout_s)
             if cluster and self.welcome.cluster != cluster:
@@ -325,6 +332,25 @@ class Connection:
         """The server of now, and the others that would do."""
         return [self.address, *(self._others() if self._locate is None else ())]
 
+    def keep_up(self) -> None:
+        """Hear again where the other nodes are, if that was some time ago. It waits for nothing."""
+        if time.monotonic() < self._members_at + _MEMBERS_S or not self._follows_members():
+            return
+        self._members_at = time.monotonic()
+        threading.Thread(target=self._hear_members, name="lowmark-members", daemon=True).start()
+
+    def _follows_members(self) -> bool:
+        return self._members is None and bool(hasattr(self, "welcome") and self.welcome.members)
+
+    def _hear_members(self) -> None:
+        there = self._flight
+        try:
+            welcome = _asked_hello(there, _MEMBER_S)
+        except (*_FLIGHT_ERRORS, LowmarkError):
+            return  # the next call finds out what is the matter
+        if there is self._flight and welcome.cluster == self.cluster:
+            self.welcome = welcome
+
     def _find_member(self, left_s: float) -> None:
         """Go to the first server that says hello, be it the one that was away."""
         ends_at = time.monotonic() + left_s
@@ -426,7 +452,9 @@ class Connection:
             there = None
             try:
                 there = self._there(left_s)
-                return ask(there, left_s, attempt_s)
+                answer = ask(there, left_s, attempt_s)
+                self.keep_up()
+                return answer
             except (*_FLIGHT_ERRORS, LowmarkError) as error:
                 named, done_maybe = self._in_our_words(name, error, ends_at - began, there)
                 self.check()

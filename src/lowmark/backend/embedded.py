@@ -215,6 +215,11 @@ class Embedded(NodeThread):
         """Where ledgers are, if the cluster has settled nothing: in the directory."""
         return str(self.data.absolute() / files.LEDGERS)
 
+    @property
+    def open_at(self) -> tuple[str, ...]:
+        """See `Backend`."""
+        return tuple(self.node.open_at)
+
     def members(self) -> tuple[str, ...]:
         """Where clients reach the nodes of the cluster, if there are several; for a server."""
         return ()

@@ -181,7 +181,7 @@ class RemoteBackend:
 
     @property
     def open_at(self) -> tuple[str, ...]:
-        """The addresses of that server at which strangers can come in."""
+        """See `Backend`."""
         return self._connection.welcome.open_at
 
     @property

@@ -155,6 +155,7 @@ class RemoteAppender:
             self._appends.begin()
             self._send(parts, sent)
         self._appends.flush()
+        self._appends.keep_up()
         return sent
 
     def _renew(self, batch: Outgoing) -> Future[Outgoing]:
@@ -258,6 +259,10 @@ class RemoteAppends:
     def loop(self) -> RemoteAppends:
         """Itself."""
         return self
+
+    def keep_up(self) -> None:
+        """See `Connection`."""
+        self._connection.keep_up()
 
     @property
     def has_others(self) -> bool:

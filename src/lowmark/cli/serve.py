@@ -13,10 +13,11 @@ import typer
 from lowmark.cli.dev import serve_dev
 from lowmark.cli.output import Json
 from lowmark.cli.session import settings_of, wrong_use
+from lowmark.cli.strangers import warn_of_strangers
 from lowmark.errors import Rejected
 from lowmark.metastore import MetastoreOutdated
 from lowmark.node import DEFAULT_ENDPOINT, Guard, Node, NodeOptions, check_directory, data_path
-from lowmark.node.addresses import insecure_words, place_of
+from lowmark.node.addresses import place_of
 from lowmark.server.on_node import attach
 
 SWITCH_INTERVAL_SECONDS = 0.0005
@@ -164,9 +165,7 @@ def serve(
         options.check()
         check_directory(options.data, create=True)
     node = Node(options, settings_of(ctx))
-    if node.open_at:
-        words = insecure_words("this node", node.open_at)
-        print(f"warning: {words} (--insecure)", file=sys.stderr, flush=True)
+    warn_of_strangers(node.open_at, "this node")
     for number in (signal.SIGINT, signal.SIGTERM):
         node.loop.asyncio.add_signal_handler(number, node.stop)
 

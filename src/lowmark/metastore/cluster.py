@@ -10,7 +10,7 @@ Each way has steps, and may be interrupted after any of them:
             2. the cluster's id and the addresses of all nodes are written and synced
             3. a copy of the metastore is made that waits for the leader, who makes it a member
     return  the copy is opened; if this node is at another address, or was taken for gone, it asks
-            to be let in again: the leader, or any node that it knows
+            to be let in again: the leader, or all nodes that it knows (see `whereabouts`)
     renew   1. the metastore was reset on another node, whose leader calls this copy: it stops. That
                it is to be thrown away is written and synced; the process ends
             2. the next start throws it away and makes one that waits for the leader; what is built
@@ -25,7 +25,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import assert_never
 
 import msgspec
@@ -278,8 +279,10 @@ class Cluster:
         self._on_topology: list[Callable[[Topology], None]] = []
         self._on_changed: list[Callable[[], None]] = []
         self._told = Topology()
-        self._seed = ""
-        self._asking = False
+        self._seeds: list[str] = []
+        self._asked: set[str] = set()
+        """The addresses at which this node has asked to be let in, and has no answer yet: one that
+        does not answer must not keep the others from being asked."""
         self._turn = 0
         self._leaving: Future[None] | None = None
         self._closed = False
@@ -293,6 +296,9 @@ class Cluster:
         """Why this node was not let in again, the last time it asked."""
         self.outdated: MetastoreOutdated | None = None
         """Why this node must be started again: its copy of the metastore will be thrown away."""
+        self.look_for_others: Callable[[], None] = lambda: None
+        """Called again and again while no leader is known: for nodes by way of which this one may
+        come back (`may_come_by`)."""
         self.stays: Callable[[int], None] = lambda _: None
         """Told that a node that `holding_back` let go stays all the same."""
         self.holding_back: Callable[[int], Future[LowmarkError | None]] = lambda _: Future.of(None)
@@ -305,9 +311,9 @@ class Cluster:
         identity = self._identity
         if identity.left:
             raise _has_left(self.node)
-        self._seed = join
-        for number, address in identity.peers.items():
-            self._groups.transport.learn(int(number), address)
+        self._seeds += [join] if join else []
+        self._coordinator.on_word = self._heard_at
+        self._go_by(identity.peers)
         if identity.cluster:
             self._come_back()
         elif join:
@@ -443,7 +449,7 @@ class Cluster:
     # -- joining --------------------------------------------------------------------------------
 
     def _join(self) -> None:
-        self._ask(self._seed, self._joined)
+        self._ask(self._seeds[0], self._joined)
 
     def _joined(self, reply: JoinReply) -> None:
         match reply:
@@ -452,7 +458,7 @@ class Cluster:
                 self.metastore.follow()
                 self._go()
             case Elsewhere() | NotNow():
-                logger.info("not let in yet", extra={"seed": self._seed, "reason": repr(reply)})
+                logger.info("not let in yet", extra={"seed": self._seeds[0], "reason": repr(reply)})
                 self._loop.call_later(_RETRY_MS, lambda: None if self._closed else self._join())
             case Turned(message=message, detail=detail, hint=hint):
                 self.ready.reject(ClusterRefused(message, detail=detail, hint=hint))
@@ -465,8 +471,7 @@ class Cluster:
         """Take the leader's word for where others are; gives that."""
         self._welcomed = welcome
         peers = self._others(welcome)
-        for number, address in peers.items():
-            self._groups.transport.learn(int(number), address)
+        self._go_by(peers)
         return peers
 
     def _newer_than_here(self) -> dict[str, str]:
@@ -536,8 +541,10 @@ class Cluster:
             for node in now.by_presence()
             if node.number != self.node.number
         } | self._newer_than_here()
-        for number, address in peers.items():
-            self._groups.transport.learn(int(number), address)
+        words = self._coordinator.words
+        words.settle(now.nodes, led=self.metastore.leadership.node != 0)
+        peers |= {str(number): address for number, address in words.to_go_by().items()}
+        self._go_by(peers)
         # A node that has left is a member until its place is taken, and a majority may need it.
         addresses = self._groups.transport.addresses
         for member in sorted(self.metastore.group.members().everybody - {self.node.number}):
@@ -561,6 +568,13 @@ class Cluster:
             self._told = now.topology
             for callback in self._on_topology:
                 callback(now.topology)
+
+    def _go_by(self, peers: Mapping[str, str]) -> None:
+        """Send to others at these addresses; of two at one address, to the last."""
+        own = self._groups.transport.address
+        for number, address in peers.items():
+            if address != own:  # that node has moved, too: it was there before this one
+                self._groups.transport.learn(int(number), address)
 
     def _every(self) -> None:
         """If this node was taken for gone, or has moved, say so until that is known."""
@@ -588,27 +602,48 @@ class Cluster:
         return now is not None and now.topology.find(self.node.number) == self.node
 
     def _ask_again(self) -> None:
-        """Ask the leader; without one, those that this node knows, one after another."""
-        if self._asking:
-            return
+        """Ask the leader; without one, all that this node knows, so that they know where it is."""
+        self.refused = None
+        own = self._groups.transport.address
         if self.metastore.coordinates:
-            self._asking = True
-            asked = self._coordinator.let_in(JoinAsk(self.node, self._identity.cluster))
-            asked.then(lambda future: self._let_in(reply_of(future)))
+            if own not in self._asked:
+                self._asked.add(own)
+                asked = self._coordinator.let_in(JoinAsk(self.node, self._identity.cluster))
+                asked.then(lambda future: self._let_in(own, reply_of(future)))
             return
         leader = self._groups.transport.addresses.get(self.metastore.leadership.node)
-        known_at = [leader] if leader is not None else []
-        if not known_at or self._turn % 2:  # who was the leader may be so no more
-            known_at += [*self._identity.peers.values(), *([self._seed] if self._seed else [])]
-        if not known_at:
-            return
-        self._asking = True
+        known_at = [] if leader is None else [leader]
+        if leader is None or self._turn % 2:  # who was the leader may be so no more
+            known_at += [*self._identity.peers.values(), *self._seeds]
+            self.look_for_others()
         self._turn += 1
-        self._ask(known_at[self._turn // 2 % len(known_at)], self._let_in)
+        self._tell(known_at)
 
-    def _let_in(self, reply: JoinReply) -> None:
-        self._asking = False
-        self.refused = None
+    def _tell(self, addresses: Iterable[str]) -> None:
+        """Say to the nodes at these addresses where this one is, and ask to be let in."""
+        own = self._groups.transport.address
+        for address in dict.fromkeys(addresses):
+            if address != own and address not in self._asked:
+                self._asked.add(address)
+                self._ask(address, partial(self._let_in, address))
+
+    def _heard_at(self, address: str) -> None:
+        """A member says that it has moved there, and no leader is known: it may have lost sight of
+        this node as well.
+        """
+        if not self._closed:
+            self._learn()
+            self._tell([address])
+
+    def may_come_by(self, addresses: Iterable[str]) -> None:
+        """There may be nodes of this cluster at these addresses."""
+        new = [one for one in addresses if one not in self._seeds]
+        self._seeds += new
+        if new and not self._closed and not self._is_in():
+            self._tell(new)
+
+    def _let_in(self, asked: str, reply: JoinReply) -> None:
+        self._asked.discard(asked)
         match reply:
             case Welcome():
                 self._welcomed_by(reply)

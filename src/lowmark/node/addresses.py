@@ -19,7 +19,6 @@ import contextlib
 import errno
 import re
 import socket
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import TypeAlias
@@ -114,14 +113,6 @@ class Guard:
     def _missing(self) -> str:
         absent = {"TLS": not self.tls, "tokens": not self.tokens}
         return " and no ".join(what for what, is_absent in absent.items() if is_absent)
-
-
-def insecure_words(node: str, open_at: Iterable[str]) -> str:
-    """What a person is told of a node at which strangers can come in."""
-    return (
-        f"{node} is insecure: other machines can reach {' and '.join(open_at)}, and read and change"
-        " all data there without a token"
-    )
 
 
 def place_of(

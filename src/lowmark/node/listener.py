@@ -63,7 +63,7 @@ END_S: Final = 4.0
 """A listener that is closed ends within this; clients that do not let go are cut off."""
 CALM_S: Final = 1.0
 """What is under way when it is closed may take so long, before it is cut off."""
-_DOOR: Final = "lowmark"
+_ADMISSION: Final = "lowmark"
 _BROKEN: Final = (pyarrow.ArrowException, OSError)
 """What a stream of messages ends with whose client has gone: it hears nothing more."""
 
@@ -130,7 +130,7 @@ class _Admitted(flight.ServerMiddleware):  # type: ignore[misc]
 
 
 def _admitted(context: Any) -> _Admitted:
-    found: _Admitted | None = context.get_middleware(_DOOR)
+    found: _Admitted | None = context.get_middleware(_ADMISSION)
     assert found is not None  # no call begins without
     return found
 
@@ -150,7 +150,7 @@ class _Checked:
         return chunk
 
 
-class _Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+class _Admission(flight.ServerMiddlewareFactory):  # type: ignore[misc]
     """Where callers are checked: every call begins here."""
 
     def __init__(self, listener: Listener) -> None:
@@ -193,7 +193,7 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             more["tls_certificates"] = [(tls.certificate, tls.key)]
             if tls.root:
                 more |= {"verify_client": True, "root_certificates": tls.root}
-        super().__init__(location, middleware={_DOOR: _Gate(listener)}, **more)
+        super().__init__(location, middleware={_ADMISSION: _Admission(listener)}, **more)
 
     def _admitted(self, context: Any) -> _Admitted:
         """What is known of a call that was let in; its connection is no stranger's."""
@@ -413,7 +413,8 @@ class Listener:
 
     def reopen(self, certificates: Certificates | None = None, *, within_s: float = END_S) -> None:
         """Listen again at the same address, with these certificates; without, as before. What is
-        under way may end first. If these certificates can't be used, those before are.
+        under way may end first. If these certificates can't be used, those before are. If the
+        address can't be had back, it raises, and may be called again. Not from a call's own thread.
         """
         with self._opening:
             if self._closed:

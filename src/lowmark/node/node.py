@@ -76,6 +76,7 @@ from lowmark.node.rebalance import Rebalance
 from lowmark.node.rebuilds import Rebuilds
 from lowmark.node.resets import Resets
 from lowmark.node.rewriting import RewriteActions, Rewriting
+from lowmark.node.seeds import Seeds
 from lowmark.node.settings import Settings, chosen
 from lowmark.node.status import StatusService, parts_here, watermark_status
 from lowmark.node.strangers import Door
@@ -279,6 +280,10 @@ class Node:
                 self._server.callers = self.tokens_of_callers
             known = load_identity(runtime.disk)
             self._belongs_to(known.cluster if known is not None else "")
+            if options.join and known is not None and known.cluster:
+                seeds = addresses_of(options.join)
+                looks = Seeds(seeds, cluster=known.cluster, found=self._may_come_by)
+                self.cluster.look_for_others = looks.look
             undo.pop_all()
 
     def _listener(self, options: NodeOptions) -> Listener:
@@ -386,6 +391,10 @@ class Node:
     def _belongs_to(self, cluster: str) -> None:
         """Say so to clients."""
         self._peer = msgspec.structs.replace(self._peer, cluster=cluster)
+
+    def _may_come_by(self, address: str) -> None:
+        """On any thread: a node of the cluster is there."""
+        self.bridge.call(lambda: self.cluster.may_come_by([address]))
 
     def says_ledgers(self, location: str) -> None:
         """Say to nodes that join where the ledgers of the cluster are; empty: it will be known."""

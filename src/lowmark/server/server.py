@@ -22,8 +22,9 @@ from lowmark.backend.forks import check_fork, made
 from lowmark.backend.protocol import CALL, HELLO
 from lowmark.client import Database
 from lowmark.errors import LowmarkError
+from lowmark.formatting import insecure_words
 from lowmark.node.action import Action, Call
-from lowmark.node.addresses import Guard, Place, insecure_words, place_of
+from lowmark.node.addresses import Guard, Place, place_of
 from lowmark.node.callers import calling
 from lowmark.node.listener import Listener
 from lowmark.node.owner import SCHEME
@@ -70,14 +71,14 @@ class Server:
         callers = backend.node.tokens_of_callers
         if tokens:
             backend.node.bridge.call(callers.ask)
-        self._listener = Listener(
+        self.listener = Listener(
             place.listens_at if path is None else f"{SCHEME}{path}",
             callers=callers if tokens else None,
             door=Door() if tokens else None,
             on_open=_opened,
         )
         if path is None:
-            place = place.with_port(host_and_port(self._listener.address)[1])
+            place = place.with_port(host_and_port(self.listener.address)[1])
         open_at = guard.open_at(place) if path is None else ()
         if open_at:
             logger.warning(insecure_words(f"the server at {place.listens_at}", open_at))
@@ -87,7 +88,7 @@ class Server:
         try:
             self.endpoint = Endpoint(
                 database,
-                self._listener,
+                self.listener,
                 advertised=place.advertised if path is None else "",
                 open_at=open_at,
                 limits=limits,
@@ -95,13 +96,13 @@ class Server:
                 on_held=on_held,
             )
         except BaseException:
-            self._listener.close()
+            self.listener.close()
             raise
         # What may be asked of the node itself, as of one that is served: all that there is by then.
-        self._listener.actions = ChainMap({}, backend.node.actions)
-        self._listener.offer_to_ours({one: self._action(one) for one in (HELLO, CALL)})
-        self._listener.data = self.endpoint
-        self._listener.starting = False
+        self.listener.actions = ChainMap({}, backend.node.actions)
+        self.listener.offer_to_ours({one: self._action(one) for one in (HELLO, CALL)})
+        self.listener.data = self.endpoint
+        self.listener.starting = False
 
     def _action(self, name: str) -> Action:
         def act(body: bytes, call: Call) -> Iterable[bytes]:
@@ -112,7 +113,7 @@ class Server:
 
     def refuse(self) -> None:
         """Take nothing new; what is under way goes on."""
-        self._listener.refuse()
+        self.listener.refuse()
 
     def close(self) -> None:
         """End it, within a few seconds: clients that do not let go are cut off. Twice is fine."""
@@ -121,7 +122,7 @@ class Server:
                 return
             self._closed = True
         _open.discard(self)
-        self._listener.close()
+        self.listener.close()
 
     def __enter__(self) -> Self:
         return self

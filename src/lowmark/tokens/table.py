@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from lowmark.tokens.errors import TokenExpired, TokenRevoked, TokenUnknown
@@ -25,7 +25,7 @@ class Caller:
 
     name: str
     role: str
-    digest: bytes = b""
+    digest: bytes = field(default=b"", repr=False)
     """Of the token, to look again whether it still is; empty: no token is asked for."""
 
     @property
