@@ -8,6 +8,7 @@ from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -367,3 +368,18 @@ def test_a_stream_that_is_open_ends_when_its_token_is_revoked(running: Running) 
         with pytest.raises(TokenRevoked):
             next(watch)
         assert time.monotonic() - began < 20
+
+
+def test_a_node_says_that_no_client_can_call_it_only_if_that_is_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = "the cluster has none"
+    # given a cluster of before: it was founded inside a process, without a token
+    lowmark.open(tmp_path / "before").close()
+    with Running(tmp_path / "before", tokens=True):
+        eventually(lambda: words in caplog.text)
+    caplog.clear()
+    # a founder that has just made its first token says no such thing
+    with Running(tmp_path / "founder", tokens=True) as running:
+        eventually(lambda: running.node.tokens_of_callers._warned)
+    assert words not in caplog.text

@@ -216,6 +216,11 @@ class Embedded(NodeThread):
         return str(self.data.absolute() / files.LEDGERS)
 
     @property
+    def caller(self) -> str:
+        """See `Backend`."""
+        return current_caller().token
+
+    @property
     def open_at(self) -> tuple[str, ...]:
         """See `Backend`."""
         return tuple(self.node.open_at)

@@ -180,6 +180,11 @@ class RemoteBackend:
         return self._connection.addresses
 
     @property
+    def caller(self) -> str:
+        """See `Backend`."""
+        return self._connection.welcome.caller
+
+    @property
     def open_at(self) -> tuple[str, ...]:
         """See `Backend`."""
         return self._connection.welcome.open_at

@@ -33,9 +33,8 @@ from lowmark.cli.node_option import named_place
 from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table
 from lowmark.cli.session import WrongUse, help_if_bare
 from lowmark.cli.source import DataOption, NodeOption, Source, node_client, opened_source
-from lowmark.client.history import by_text
 from lowmark.errors import Unavailable
-from lowmark.formatting import time_text
+from lowmark.formatting import by_text, time_text
 from lowmark.metastore import Entry
 from lowmark.metastore.nodes import NODE_PREFIX, decode_node
 from lowmark.node import RangePage, Status

@@ -42,7 +42,7 @@ from lowmark.catalog.entries import ChangedTable, Entry, TableChange, apply
 from lowmark.catalog.errors import CatalogUnreadable
 from lowmark.catalog.history import Update
 from lowmark.convert.times import datetime_of
-from lowmark.formatting import bytes_text, counted, verb
+from lowmark.formatting import by_text, bytes_text, counted, verb
 from lowmark.ledger import RunRecord
 from lowmark.ledger.records import REBUILD
 from lowmark.metastore.nodes import NODE_PREFIX, decode_node
@@ -237,11 +237,6 @@ def _operation(entry: Entry) -> str:
 def _node(number: int, nodes: Mapping[int, str]) -> str:
     """A node by its name; by its number, once it has left."""
     return nodes.get(number, str(number))
-
-
-def by_text(author: str, token: str) -> str:
-    """A node or a process, and the token by which it was asked, if by one."""
-    return f"{token}@{author}" if token else author
 
 
 # -- runs -----------------------------------------------------------------------------------------

@@ -84,6 +84,7 @@ class Tokens:
         self._on_changed: list[Callable[[], None]] = []
         self._following: Following | None = None
         self._writing = False
+        self._warned = False
         self._closed = False
 
     def start(self) -> None:
@@ -233,11 +234,14 @@ class Tokens:
 
     def _has_heard(self, began_us: int) -> None:
         self.see_time()
-        if self._heard_us is None and not any(not one.of_node for one in self.table.tokens):
-            logger.warning(
-                "this node asks for tokens, and the cluster has none: no client can call; stop"
-                " this node, and give `lowmark token reset --data DIR`"
-            )
+        again = self._heard_us is not None and self._cluster.ready.done  # it was founded by now
+        if again and not self._warned and self._cluster.node.endpoint:
+            self._warned = True
+            if all(one.of_node for one in self.table.tokens):
+                logger.warning(
+                    "this node asks for tokens, and the cluster has none: no client can call; stop"
+                    " this node, and give `lowmark token reset --data DIR`"
+                )
         self._heard_us = max(self._heard_us or 0, began_us)
 
     # -- what this node shows to others -----------------------------------------------------------
