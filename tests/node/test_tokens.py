@@ -35,7 +35,7 @@ from lowmark.metastore.commands import RemoveRange
 from lowmark.node import NodeClient, WatchEvent
 from lowmark.node import token_actions as limits
 from lowmark.node import tokens as tokens_module
-from lowmark.node.messages import Nothing
+from lowmark.node.messages import NodeReply, Nothing, RemoveNodeAsk
 from lowmark.node.token_messages import CreateTokenAsk, RevokeTokenAsk, TokenReply, TokensReply
 from lowmark.node.tokens import Tokens
 from lowmark.tokens import (
@@ -383,3 +383,21 @@ def test_a_node_says_that_no_client_can_call_it_only_if_that_is_so(
     with Running(tmp_path / "founder", tokens=True) as running:
         eventually(lambda: running.node.tokens_of_callers._warned)
     assert words not in caplog.text
+
+
+def test_a_node_is_let_in_by_the_others_until_it_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Running(tmp_path / "1", name="n1", tokens=True) as first:
+        tokens = tokens_of(first)
+        # given a node that asks for no tokens itself, in a cluster where another one does
+        monkeypatch.setenv("LOWMARK_TOKEN_FILE", str(tmp_path / "1" / "admin.token"))
+        with Running(tmp_path / "2", name="n2", join=first.endpoint) as second:
+            own = second.node.tokens_of_callers.own.reveal()
+            eventually(lambda: raises_nothing(lambda: tokens.caller(own)))
+            assert tokens.caller(own).name == str(second.node.info.number)
+            # when it is removed
+            done = first.client().ask("node.remove", RemoveNodeAsk(node="n2"), NodeReply)
+            assert done.node == "n2"
+            # then what it shows lets it in no more
+            wait_for(TokenUnknown, tokens, own)

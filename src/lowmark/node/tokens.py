@@ -251,7 +251,7 @@ class Tokens:
         if self._cluster.node.endpoint == "" or self._writing or self._closed:
             return
         key, digest = node_key(self._cluster.node.number), self.own.digest()
-        others = any(one.of_node for one in self._known.values())
+        others = any(one.of_node for at, one in self._known.items() if at != key)
         mine = self._known.get(key)
         if not (self.asked or others) or (mine is not None and mine.record.digest == digest):
             return
