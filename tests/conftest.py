@@ -11,6 +11,9 @@ And disks: tests sync thousands of times, so their directories are in memory whe
 for them, and go when their test has passed. `LOWMARK_TESTS_ON=disk` (as in `make test-all`) has
 them on the disk.
 
+And hosts: with `--hosts`, the nodes of a test are each in a host of their own, and the process of
+the tests is in one, too (`clusters/places.py`).
+
 And bytecode: pytest rewrites each test file before it compiles it, 15 seconds of processor time in
 every worker. What it made is kept, also where the environment forbids Python to write bytecode.
 """
@@ -20,12 +23,16 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from clusters.places import in_hosts
+from hosts.hosts import why_none
 from running import Runner, group_of, longest_first, shared_in_module
 from walls import STEP_MS, by_steps, wall_clock
 
@@ -80,6 +87,22 @@ def pytest_xdist_auto_num_workers() -> int:
     """
     cores = len(os.sched_getaffinity(0))
     return cores + cores // 2
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Our one option."""
+    parser.addoption("--hosts", action="store_true", help="have each node in a host of its own")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_cmdline_main(config: pytest.Config) -> Iterator[None]:
+    """Go into a host before there is a second thread, and stay there."""
+    if not config.option.hosts or getattr(config.option, "numprocesses", None):
+        return (yield)  # with several processes, each that runs tests comes here by itself
+    if why_none():
+        raise pytest.UsageError(f"no hosts: {why_none()}")
+    with tempfile.TemporaryDirectory(prefix="lowmark-hosts-") as folder, in_hosts(Path(folder)):
+        return (yield)
 
 
 @pytest.hookimpl(trylast=True)  # the terminal comes first

@@ -79,6 +79,7 @@ class Host:
     """A host at the bridge."""
 
     name: str
+    number: int
     address: str
     address_6: str
     port: str
@@ -124,12 +125,11 @@ class Hosts:
         self.bridge: Namespaces
         self._shared = list(shared)
         self._hosts: dict[str, Host] = {}
-        self._count = 0
         self._names = folder / "names"
         self._keeper: subprocess.Popen[str]
 
     def __enter__(self) -> Self:
-        self._names.write_text("127.0.0.1 localhost\n::1 localhost\n")
+        self._write_names()
         self._keeper = subprocess.Popen(
             [sys.executable, "-I", "-S", str(Path(__file__).with_name("keeper.py"))],
             stdin=subprocess.PIPE,
@@ -138,7 +138,7 @@ class Hosts:
             start_new_session=True,
         )
         try:
-            self.bridge = self._make(BRIDGE, folder="", seen=[])
+            self.bridge = self._make(BRIDGE, hidden="", seen=[])
             self.bridge.run("ip", "-batch", "-", given=_batch(_BRIDGE))
         except BaseException:
             self._end()
@@ -148,21 +148,29 @@ class Hosts:
     def __exit__(self, *_: object) -> None:
         self._end()
 
-    def add(self, name: str, *, delay_ms: float = 0.0, by_relay: bool | None = None) -> Host:
-        """A host more. What leaves it arrives `delay_ms` later; by the relay if `netem` is not
-        there, unless it is said which of them.
+    def add(
+        self,
+        name: str = "",
+        *,
+        folder: Path | None = None,
+        shared: Sequence[Path] = (),
+        delay_ms: float = 0.0,
+        by_relay: bool | None = None,
+    ) -> Host:
+        """A host more. Of the folder that has its own one it sees that one, and what is `shared`.
+        What leaves it arrives `delay_ms` later; by the relay if `netem` is not there, unless it is
+        said which of them.
         """
+        taken = {host.number for host in self._hosts.values()}
+        number = next(one for one in range(1, HOSTS_MAX + 2) if one not in taken)
+        invariant(number <= HOSTS_MAX, f"there are no more than {HOSTS_MAX} hosts at once")
+        name, port = name or f"host-{number}", f"h{number}"
         invariant(name not in self._hosts and name != BRIDGE, f"one host is called {name}")
-        invariant(self._count < HOSTS_MAX, f"there are no more than {HOSTS_MAX} hosts")
-        self._count += 1
-        number, port = self._count, f"h{self._count}"
-        folder = self.folder / name
+        folder = folder or self.folder / name
         folder.mkdir(exist_ok=True)
         address, address_6 = f"{_NETWORK}.{number}", f"{_NETWORK_6}:{number}"
-        with self._names.open("a") as names:
-            names.write(f"{address} {name}\n{address_6} {name}\n")
-        seen = [str(folder), *(str(one) for one in self._shared)]
-        inside = self._make(name, folder=str(self.folder), seen=seen)
+        seen = [str(one) for one in (folder, *self._shared, *shared)]
+        inside = self._make(name, hidden=str(folder.parent), seen=seen)
         relay = None
         if delay_ms and (by_relay if by_relay is not None else not has_netem(self.bridge.run)):
             relay = Relay(inside.net, self.bridge.net, port=port, delay_ms=delay_ms)
@@ -170,26 +178,37 @@ class Hosts:
             cable = f"link add {port} type veth peer name eth0 netns {inside.net}"
             self.bridge.run("ip", "-batch", "-", given=_batch([cable]))
         self.bridge.run("ip", "-batch", "-", given=_batch(_PORT, port=port))
-        words = _batch(_HOST, address=address, address_6=address_6)
+        words = _batch(_HOST, address=address, address_6=address_6, number=f"{number:02x}")
         inside.run("ip", "-batch", "-", given=words)
         if delay_ms and relay is None:
             late = f"qdisc add dev eth0 root handle 1: netem delay {delay_ms:g}ms limit 100000"
             inside.run("tc", *late.split())
         # A bridge may hear of a carrier a second late, and loses what comes before.
         eventually(lambda: "state forwarding" in self.bridge.run(*_SHOWN, port))
-        self._hosts[name] = Host(name, address, address_6, port, folder, inside, relay)
-        return self._hosts[name]
+        host = Host(name, number, address, address_6, port, folder, inside, relay)
+        self._hosts[name] = host
+        self._write_names()
+        return host
 
     def remove(self, host: Host) -> None:
         """Take a host away, with all that runs in it; its folder stays."""
         del self._hosts[host.name]
+        if host.relay is None:  # the kernel would come to it later
+            self.bridge.run("ip", "link", "delete", host.port)
         self._ask({"call": "end", "names": [host.name]})
         if host.relay is not None:
             host.relay.close()
+        self._write_names()
 
-    def _make(self, name: str, *, folder: str, seen: list[str]) -> Namespaces:
-        asked = {"call": "make", "name": name, "hidden": folder, "seen": seen}
-        found = self._ask({**asked, "names": str(self._names) if folder else ""})
+    def _write_names(self) -> None:
+        # The same file: it is `/etc/hosts` of all hosts.
+        lines = [f"{host.address} {host.name}\n" for host in self._hosts.values()]
+        lines += [f"{host.address_6} {host.name}\n" for host in self._hosts.values()]
+        self._names.write_text("127.0.0.1 localhost\n::1 localhost\n" + "".join(lines))
+
+    def _make(self, name: str, *, hidden: str, seen: list[str]) -> Namespaces:
+        asked = {"call": "make", "name": name, "hidden": hidden, "seen": seen}
+        found = self._ask({**asked, "names": str(self._names) if hidden else ""})
         files = {kind: f"/proc/{self._keeper.pid}/fd/{file}" for kind, file in found.items()}
         return Namespaces(**files)
 
@@ -228,6 +247,8 @@ _PORT = (
 )
 _HOST = (
     "link set lo up",
+    # The same for each host of that number: others remember who has an address.
+    "link set eth0 address 02:00:00:00:00:{number}",
     "link set eth0 up",
     "address add {address}/24 dev eth0",
     "address add {address_6}/64 dev eth0 nodad",
