@@ -25,13 +25,14 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from clusters.places import in_hosts
+from clusters.places import in_hosts, world
 from hosts.hosts import why_none
 from running import Runner, group_of, longest_first, shared_in_module
 from walls import STEP_MS, by_steps, wall_clock
@@ -90,8 +91,10 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Our one option."""
-    parser.addoption("--hosts", action="store_true", help="have each node in a host of its own")
+    """Where the nodes of tests are."""
+    add = parser.getgroup("lowmark").addoption
+    add("--hosts", action="store_true", help="have each node in a host of its own")
+    add("--store", action="store_true", help="with --hosts: have ledgers in an object store")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -101,7 +104,10 @@ def pytest_cmdline_main(config: pytest.Config) -> Iterator[None]:
         return (yield)  # with several processes, each that runs tests comes here by itself
     if why_none():
         raise pytest.UsageError(f"no hosts: {why_none()}")
-    with tempfile.TemporaryDirectory(prefix="lowmark-hosts-") as folder, in_hosts(Path(folder)):
+    with (
+        tempfile.TemporaryDirectory(prefix="lowmark-hosts-") as folder,
+        in_hosts(Path(folder), store=config.option.store),
+    ):
         return (yield)
 
 
@@ -139,8 +145,9 @@ def clock_by_steps() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def shared() -> Iterator[SparkRunner]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkRunner]:
     """One Spark session for all tests that need one, on two cores: it takes seconds to start.
+    With `--hosts`, its master and its workers are in hosts of their own.
 
     A test that asks for it is of the group `spark`, so that one process has it. It is also the
     session that `SparkSession.builder.getOrCreate()` gives.
@@ -148,9 +155,15 @@ def shared() -> Iterator[SparkRunner]:
     from lowmark.spark import SparkRunner, open_session  # noqa: PLC0415
     from lowmark.spark.archive import SWITCH  # noqa: PLC0415
     from spark.jobs import ON_WORKERS  # noqa: PLC0415
+    from spark.standalone import standalone  # noqa: PLC0415
 
-    with pytest.MonkeyPatch.context() as patched:
+    with ExitStack() as ends:
+        patched = ends.enter_context(pytest.MonkeyPatch.context())
         patched.setenv(SWITCH, "off")  # a test leaves nothing in the user's cache
-        runner = SparkRunner(open_session("local[2]", config=ON_WORKERS), owns=True)
-    yield runner
-    runner.close()
+        master, config = "local[2]", ON_WORKERS
+        if world() is not None:
+            cluster = ends.enter_context(standalone(tmp_path_factory.mktemp("spark")))
+            master, config = cluster.master, {**ON_WORKERS, **cluster.config}
+        runner = SparkRunner(open_session(master, config=config), owns=True)
+        ends.callback(runner.close)
+        yield runner

@@ -1,12 +1,14 @@
 """Where the nodes of a test are: on loopback, at ports of their own, or each in a host of its own.
 
-A test that takes its places from here runs either way, `pytest --hosts` has them in hosts: there
+A test that takes its places from here runs either way. `pytest --hosts` has them in hosts: there
 the process of the test is in a host, too, and no node sees the files of another one. Ledgers are
-then in a folder that all hosts share, as if by a file system in the network.
+then in a folder that all nodes share, as if by a file system in the network; with `--store`, in an
+object store on a host of its own, and nothing is shared.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +17,7 @@ from pathlib import Path
 from clusters.ports import free_ports
 from hosts.faults import Faults
 from hosts.hosts import Host, Hosts
+from hosts.store import ObjectStore
 
 PORT, PEERS_PORT = 6570, 6571
 SHARED = "ledgers"
@@ -43,11 +46,13 @@ class World:
     hosts: Hosts
     here: Host
     faults: Faults
+    store: ObjectStore | None = None
     options: tuple[str, ...] = ("--insecure",)
     """Of every node: it is reached by others."""
 
 
 _worlds: list[World] = []
+_numbers = itertools.count(1)
 
 
 def world() -> World | None:
@@ -56,18 +61,18 @@ def world() -> World | None:
 
 
 @contextmanager
-def in_hosts(folder: Path) -> Iterator[World]:
+def in_hosts(folder: Path, *, store: bool = False) -> Iterator[World]:
     """Have this process in a host, and all nodes that it starts in hosts of their own. It must have
     one thread only, and stays there.
     """
-    with Hosts(folder) as hosts:
+    with ExitStack() as ends:
+        hosts = ends.enter_context(Hosts(folder))
         here = hosts.add("client")
         here.enter()
-        _worlds.append(World(hosts, here, Faults(hosts)))
-        try:
-            yield _worlds[-1]
-        finally:
-            _worlds.pop()
+        objects = ends.enter_context(ObjectStore(hosts)) if store else None
+        _worlds.append(World(hosts, here, Faults(hosts), objects))
+        ends.callback(_worlds.pop)
+        yield _worlds[-1]
 
 
 @contextmanager
@@ -84,13 +89,17 @@ def places(
         yield [Place(f"127.0.0.1:{one}", f"127.0.0.1:{two}") for one, two in pairs]
         return
     with ExitStack() as ends:
-        made = []
+        made, shared = [], list(shared)
+        if found.store is not None:
+            ledgers = found.store.location(f"cluster-{next(_numbers)}")
+        else:
+            shared.append(folders[0].parent / SHARED)
+            shared[-1].mkdir(exist_ok=True)
+            ledgers = str(shared[-1])
         for folder in folders:
-            ledgers = folder.parent / SHARED
-            ledgers.mkdir(exist_ok=True)
-            host = found.hosts.add(folder=folder, shared=[ledgers, *shared], delay_ms=delay_ms)
+            host = found.hosts.add(folder=folder, shared=shared, delay_ms=delay_ms)
             ends.callback(found.hosts.remove, host)
             listen, peers = (f"{host.address}:{port}" for port in (PORT, PEERS_PORT))
-            settings = {"LOWMARK_LEDGER_LOCATION": str(ledgers)}
+            settings = {"LOWMARK_LEDGER_LOCATION": ledgers}
             made.append(Place(listen, peers, host, found.options, settings))
         yield made

@@ -153,13 +153,14 @@ class Hosts:
         name: str = "",
         *,
         folder: Path | None = None,
+        hidden: Path | None = None,
         shared: Sequence[Path] = (),
         delay_ms: float = 0.0,
         by_relay: bool | None = None,
     ) -> Host:
-        """A host more. Of the folder that has its own one it sees that one, and what is `shared`.
-        What leaves it arrives `delay_ms` later; by the relay if `netem` is not there, unless it is
-        said which of them.
+        """A host more. Of what is `hidden`, it sees its own folder and what is `shared`; else the
+        folder is hidden that has its own one. What leaves it arrives `delay_ms` later; by the relay
+        if `netem` is not there, unless it is said which of them.
         """
         taken = {host.number for host in self._hosts.values()}
         number = next(one for one in range(1, HOSTS_MAX + 2) if one not in taken)
@@ -170,7 +171,7 @@ class Hosts:
         folder.mkdir(exist_ok=True)
         address, address_6 = f"{_NETWORK}.{number}", f"{_NETWORK_6}:{number}"
         seen = [str(one) for one in (folder, *self._shared, *shared)]
-        inside = self._make(name, hidden=str(folder.parent), seen=seen)
+        inside = self._make(name, hidden=str(hidden or folder.parent), seen=seen)
         relay = None
         if delay_ms and (by_relay if by_relay is not None else not has_netem(self.bridge.run)):
             relay = Relay(inside.net, self.bridge.net, port=port, delay_ms=delay_ms)

@@ -33,14 +33,18 @@ class Nodes:
         self, path: Path, count: int, *, started: int | None = None, **settings: str
     ) -> None:
         """With these settings in the environment, besides `SETTINGS`; the first are started."""
-        self._path = path
+        self.folder = path
         self._settings = SETTINGS | settings
         self._ends = ExitStack()
         folders = [path / f"n{number}" for number in range(count)]
         self.places = self._ends.enter_context(places(folders))
         self._processes: dict[int, subprocess.Popen[str]] = {}
-        for number in range(count if started is None else started):
-            self.start(number, join=number > 0)
+        try:
+            for number in range(count if started is None else started):
+                self.start(number, join=number > 0)
+        except BaseException:
+            self.__exit__()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -56,7 +60,7 @@ class Nodes:
 
     def start(self, number: int, *, join: bool = False, by: int = 0) -> None:
         """With `join`, by way of another node, the first one unless told otherwise."""
-        place, data = self.places[number], self._path / f"n{number}"
+        place, data = self.places[number], self.folder / f"n{number}"
         words = ["serve", "--data", str(data), "--json", *place.options]
         if not data.exists() or not any(data.iterdir()):  # else it has its name
             words += ["--name", f"n{number}"]
@@ -102,7 +106,7 @@ class Nodes:
 
     def open(self, number: int) -> Database:
         """As a guest, by the directory of a node."""
-        return lowmark.open(self._path / f"n{number}")
+        return lowmark.open(self.folder / f"n{number}")
 
     def number_of(self, address: str) -> int:
         return [place.listen for place in self.places].index(address)

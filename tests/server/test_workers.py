@@ -6,11 +6,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
 import pytest
 
+from clusters.places import places
 from eventually import eventually
 from lowmark.client import Table
 from server.nodes import Nodes, table_of
@@ -33,12 +35,16 @@ def compactable(table: Table) -> None:
 
 
 class Worker:
-    """`lowmark worker` in a process of its own, and what it says."""
+    """`lowmark worker` in a process of its own, and what it says. Between hosts it has one of its
+    own, too: it sees no node's segments.
+    """
 
     def __init__(self, nodes: Nodes, number: int, *more: str) -> None:
         words = ["worker", "--node", nodes.address(number), "--engine", "local", "--json"]
+        self._ends = ExitStack()
+        (place,) = self._ends.enter_context(places([nodes.folder / f"worker-{number}"]))
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "lowmark", *words, "--lease", "1", *more],
+            place.command([sys.executable, "-m", "lowmark", *words, "--lease", "1", *more]),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -57,6 +63,7 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self.process.kill()
         self.process.communicate()
+        self._ends.close()
 
 
 def test_the_run_of_a_worker_that_is_killed_is_made_by_another_one(nodes: Nodes) -> None:
