@@ -125,8 +125,7 @@ _DEFINED_IN = {
         "AnswerUnread AppendFailed Cancelled Closed DirectoryChanged Ended EpochUnread Forked"
         " HoldUnknown OtherDatabase PackageMissing PartlyMade PlanOutdated ProducerClosed"
         " ProtocolRefused ReadOnly ReaderEnded RequestRefused RowMisplaced RowsLost"
-        " RowsUnrecoverable RunUnderWay SegmentsElsewhere ServerFailed ServerFull ServerStuck"
-        " TableUnknown"
+        " RowsUnrecoverable RunUnderWay SegmentsElsewhere TableUnknown"
     ),
     "lowmark.backend.condition": "ConditionRefused",
     "lowmark.access.directory": "NoOwner",
@@ -144,7 +143,10 @@ _DEFINED_IN = {
     "lowmark.inspect": "DataInUse",
     "lowmark.backend.attached": "LedgersUnknown",
     "lowmark.backend.spread": "CopiesAway",
-    "lowmark.node": "AnswerLost NodeSilent NodeUnreachable NotADatabase NotLoopback",
+    "lowmark.node": (
+        "AnswerLost NodeSilent NodeUnreachable NotADatabase NotAdvertised NotLoopback"
+    ),
+    "lowmark.node.errors": "PermissionDenied ServerFailed ServerFull ServerStuck Unauthenticated",
     "lowmark.ledger.claim": "LedgersUnseen",
     "lowmark.ledger.errors": (
         "LedgerDamaged LedgerLost LedgerMisplaced NothingLike ProofFailed SourceMoved"
@@ -179,7 +181,7 @@ _DEFINED_IN = {
     ),
     "lowmark.placement.rebuilding": "CopyNeeded CopySound",
     "lowmark.runtime.clock": "ClockSkew",
-    "lowmark.runtime.disk": "DiskFailed DiskFull Locked NoHandles StoreFailed",
+    "lowmark.runtime.disk": "DiskFailed DiskFull Locked NoHandles NotAllowed StoreFailed",
     "lowmark.runtime.network": "AddressInUse AddressUnusable",
     "lowmark.runtime.tls": "TlsUnusable",
 }

@@ -23,7 +23,7 @@ from lowmark.cli.app import app
 from lowmark.node import Settings
 from lowmark.node.owner import Owner
 from lowmark.node.settings import LedgerSettings
-from lowmark.runtime import Locked, RealDisk
+from lowmark.runtime import Locked, NotAllowed, RealDisk
 from lowmark.runtime.store import Store
 from lowmark.server import Server
 
@@ -178,6 +178,27 @@ def test_a_folder_that_others_can_look_into_is_named_with_what_closes_it(
     lowmark.open(data).close()
     assert f"may see the names of files in {data};" in caplog.text
     assert verified()[1][0]["what"] == "other users of this machine can see the names in it"
+    # and one that others may write to as that: they can remove a file that they can't read
+    data.chmod(0o777)
+    lowmark.open(data).close()
+    assert f"may change and remove files in {data};" in caplog.text
+    assert "change and remove" in verified()[1][0]["what"]
+
+
+@as_root
+def test_another_user_that_opens_a_directory_hears_whose_it_is() -> None:
+    with tempfile.TemporaryDirectory() as folder, umask(0o022):
+        os.chmod(folder, 0o755)
+        # given a database in a folder that others can enter
+        lowmark.open(folder).close()
+
+        # when another user opens it, then it is told that the directory is not its own
+        def open_it() -> None:
+            with pytest.raises(NotAllowed) as refused:
+                lowmark.open(folder).close()
+            assert "as the user whose directory it is" in str(refused.value.hint)
+
+        assert succeeds_as_stranger(open_it)
 
 
 @pytest.mark.slow

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from moto.server import ThreadedMotoServer
-from pyarrow import fs
 from typer.testing import CliRunner
 
 import lowmark
+from clusters.processes import Children
 from compaction.world import World
+from ledger.stores import BUCKET, KEY, SECRET, RealStore, location, mock_store, with_real_store
 from lowmark.cli.app import app
 from lowmark.errors import LedgersUnseen, Rejected, Unavailable
 from lowmark.ledger.claim import check_claim
@@ -23,45 +22,23 @@ from lowmark.node.settings import LedgerSettings
 from lowmark.runtime import DiskFailed, FileMissing
 from lowmark.runtime.store import Store
 
-BUCKET = "lowmark"
+SECRETS = (KEY, SECRET)
 
 
-SECRETS = ("KEYID", "SECRET")
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with pytest.MonkeyPatch.context() as environment, served() as address:
+@pytest.fixture(scope="module", params=["mock", pytest.param("real", marks=with_real_store)])
+def endpoint(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    with contextlib.ExitStack() as stack:
+        environment = stack.enter_context(pytest.MonkeyPatch.context())
         # given to Arrow as a user would
-        environment.setenv("AWS_ACCESS_KEY_ID", "k")
-        environment.setenv("AWS_SECRET_ACCESS_KEY", "s")
-        yield address
-
-
-@contextlib.contextmanager
-def served(port: int = 0) -> Iterator[str]:
-    """A store with one bucket; after the block it is away."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
-    logging.getLogger("werkzeug").setLevel(logging.WARNING)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        fs.S3FileSystem(
-            access_key="k",
-            secret_key="s",
-            region="us-east-1",
-            scheme="http",
-            endpoint_override=f"{host}:{port}",
-            allow_bucket_creation=True,
-        ).create_dir(BUCKET)
-        yield f"{host}:{port}"
-    finally:
-        server.stop()
-
-
-def location(endpoint: str, folder: str, user: str = "") -> str:
-    options = f"endpoint_override={endpoint}&scheme=http&region=us-east-1"
-    return f"s3://{user}{BUCKET}/{folder}?{options}"
+        environment.setenv("AWS_ACCESS_KEY_ID", KEY)
+        environment.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+        if request.param == "mock":
+            yield stack.enter_context(mock_store())
+        else:
+            folder = tmp_path_factory.mktemp("store")
+            yield RealStore(stack.enter_context(Children(folder)), folder / "data").endpoint
 
 
 class FarWorld(World):
@@ -131,7 +108,7 @@ def test_a_store_that_answers_and_lacks_the_ledgers_is_told_from_one_that_does_n
 def with_credentials(endpoint: str, folder: str) -> Settings:
     """What an earlier release took for a location, and put into the metastore."""
     place = LedgerSettings()
-    object.__setattr__(place, "location", location(endpoint, folder, "KEYID:SECRET@"))
+    object.__setattr__(place, "location", location(endpoint, folder, f"{KEY}:{SECRET}@"))
     return Settings(ledger=place)
 
 
@@ -188,7 +165,7 @@ def test_a_place_is_settled_and_the_way_there_is_not(tmp_path: Path, endpoint: s
         with pytest.raises(Rejected, match="are in s3://lowmark/moves"):
             db.set_ledger_location(location(endpoint, "elsewhere"))
         with pytest.raises(Rejected, match="with credentials in it"):
-            db.set_ledger_location(location(endpoint, "moves", "KEYID:SECRET@"))
+            db.set_ledger_location(location(endpoint, "moves", f"{KEY}:{SECRET}@"))
         other = location(endpoint.replace("127.0.0.1", "localhost"), "moves")
         store = Store(other)
         claim = store.read("database")
@@ -218,10 +195,10 @@ def test_a_place_is_settled_and_the_way_there_is_not(tmp_path: Path, endpoint: s
 def test_a_store_that_is_away_stops_what_needs_it_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     data = tmp_path / "data"
-    with served() as endpoint:
+    with mock_store() as endpoint:
         place = LedgerSettings(location=location(endpoint, "away"), grace_ms=0)
         with lowmark.open(data, settings=Settings(ledger=place)) as db:
             table = db.create_table("t", {"id": "int64"}, key="id", partitions=1)

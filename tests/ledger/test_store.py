@@ -257,6 +257,10 @@ SECRETS = ("KEYID", "SE/CRET", "SE%2FCRET", "PASSWORD", "SIGNED")
         ("abfss://c@account/p?client_secret=PASSWORD", "abfss://c@account/p"),
         ("https://account/p?sv=1&sig=SIGNED", "https://account/p?sv=1"),
         ("hdfs://me:PASSWORD@host:9000/p", "hdfs://host:9000/p"),
+        ("gs://PASSWORD@b/p", "gs://b/p"),
+        ("s3://b/p?region=eu;secret_key=PASSWORD", "s3://b/p?region=eu"),
+        ("s3://b/p?secret_key=PASSWORD;region=eu", "s3://b/p?region=eu"),
+        ("s3://b/p#secret_key=PASSWORD", "s3://b/p"),
     ],
 )
 def test_credentials_of_a_location_are_found_and_refused(location: str, shown: str) -> None:
@@ -290,6 +294,15 @@ def test_credentials_of_a_location_are_found_and_refused(location: str, shown: s
 def test_what_has_no_credentials_stays_as_it_is(location: str) -> None:
     assert without_credentials(location) == whole_location(location) == location
     assert text_without_credentials(location) == location
+
+
+@pytest.mark.parametrize(
+    "location", ["s3:/KEYID:PASSWORD@b/p", "s3:KEYID:PASSWORD@b", "gs:PASSWORD@b"]
+)
+def test_a_url_that_is_misspelt_does_not_show_its_credentials(location: str) -> None:
+    with pytest.raises(Rejected, match="with credentials in it") as refused:
+        whole_location(location)
+    assert "PASSWORD" not in str(refused.value)
 
 
 def test_a_store_that_has_credentials_shows_them_nowhere() -> None:

@@ -32,7 +32,7 @@ def test_the_guide_lists_every_setting_of_the_metastore_with_its_default() -> No
 
 
 def test_the_guide_lists_every_option_of_serve() -> None:
-    rows = re.findall(r"^\| `(--\w+)", section("Running a node"), re.MULTILINE)
+    rows = re.findall(r"^\| `(--[\w-]+)", section("Running a node"), re.MULTILINE)
     command: Any = typer.main.get_command(app)
     known = [option for each in command.commands["serve"].params for option in each.opts]
     assert rows == [option for option in known if option != "--json"]

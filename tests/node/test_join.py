@@ -11,8 +11,9 @@ from eventually import eventually
 from lowmark.metastore import ClusterRefused
 from lowmark.node import Node, NodeOptions, NodeUnreachable
 from lowmark.node import node as node_module
+from lowmark.node.action import reply
+from lowmark.node.listener import Listener
 from lowmark.node.messages import Nothing, PeerAddress
-from lowmark.node.server import Server, reply
 from node.running import QUICK, Running
 
 
@@ -80,7 +81,7 @@ def test_a_node_that_belongs_nowhere_yet_is_no_other_cluster(
     # given a node that waits to be let in, or an older one that does not say
     with Running(tmp_path):
         pass
-    nowhere = Server("127.0.0.1:0")
+    nowhere = Listener("127.0.0.1:0")
     address = PeerAddress(address="127.0.0.1:1")
     nowhere.actions["cluster.peer-address"] = reply(Nothing, lambda _: address)
     # then the directory's own cluster is gone back to, and that is said

@@ -13,6 +13,7 @@ import pytest
 from eventually import eventually
 from lowmark.metastore import RevisionCompacted
 from lowmark.node import actions as limits
+from lowmark.node.action import Call
 from lowmark.node.messages import HistoryPage, RangeAsk, RangePage
 from node.running import QUICK, Running
 
@@ -34,7 +35,7 @@ def pages(running: Running, **asked: Any) -> Iterator[RangePage]:
     """Page by page as Flight asks for them; a client's connection would take several at once."""
     body = msgspec.json.encode(RangeAsk(prefix=b"page/", **asked))
     action = running.node.server.actions["meta.range"]
-    stream = iter(action(body, lambda: False))
+    stream = iter(action(body, Call()))
     return (msgspec.json.decode(page, type=RangePage) for page in stream)
 
 
@@ -67,7 +68,7 @@ def test_a_compaction_between_two_pages_cuts_nobody_off(running: Running) -> Non
 
 def test_a_client_that_goes_holds_nothing(running: Running) -> None:
     body = msgspec.json.encode(RangeAsk(prefix=b"page/"))
-    stream: Any = iter(running.node.server.act("meta.range", Body(body), lambda: False))
+    stream: Any = iter(running.node.server.act("meta.range", Body(body), Call()))
     next(stream)
     assert readers(running) == 1
     stream.close()
@@ -126,7 +127,7 @@ def test_values_of_a_page_are_read_at_once(
     assert asked == [KEYS]
     asked.clear()
     body = msgspec.json.encode({"key": b"story"})
-    stream = iter(running.node.server.actions["meta.history"](body, lambda: False))
+    stream = iter(running.node.server.actions["meta.history"](body, Call()))
     first = msgspec.json.decode(next(iter(stream)), type=HistoryPage)
     assert [entry.value for entry in first.entries] == [b"0", b"1", b"2", b"3", b"4", None]
     assert asked == [5]

@@ -26,7 +26,7 @@ from lowmark.backend.values import BatchRange
 from lowmark.client import Database, Table
 from lowmark.metastore.commands import Put
 from lowmark.node import NodeUnreachable
-from lowmark.node.server import Server as NodeServer
+from lowmark.node.listener import Listener
 from lowmark.runtime import COUNTER_BITS
 from lowmark.server import Server
 from lowmark.server.service import Service
@@ -410,8 +410,7 @@ def test_an_action_that_is_not_known_is_asked_for_once(
 
 def test_a_node_that_is_starting_is_asked_again(served: Served) -> None:
     # given a node that listens already, and has nothing to offer yet
-    node, endpoint = NodeServer("127.0.0.1:0"), served.server._endpoint
-    assert endpoint is not None
+    node, endpoint = Listener("127.0.0.1:0"), served.server.endpoint
     try:
         # then a client that has no time left is told so
         def told() -> str:

@@ -29,9 +29,9 @@ from lowmark.backend.protocol import (
 )
 from lowmark.backend.values import BatchRange, Numbered, ReadRange
 from lowmark.client import Database, Table
+from lowmark.node.slots import Slots
 from lowmark.server import Limits, appending
 from lowmark.server.appending import AppendStream
-from lowmark.server.limits import Slots
 from server.world import COLUMNS, Served
 
 SMALL = Limits(calls=2, waits=1, reads=1, streams=1, append_bytes=300_000, stall_ms=300)

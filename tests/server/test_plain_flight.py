@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -64,11 +63,6 @@ def read(client: flight.FlightClient, info: flight.FlightInfo) -> pa.Table:
 
 def by_id(table: pa.Table) -> dict[int, str]:
     return dict(zip(table["id"].to_pylist(), table["status"].to_pylist(), strict=True))
-
-
-def said(error: flight.FlightError) -> str:
-    fault: dict[str, str] = msgspec.json.decode(error.extra_info)
-    return fault["class"]
 
 
 def test_tables_are_listed_with_their_columns(
@@ -176,9 +170,9 @@ def test_a_batch_that_is_too_large_is_refused_and_nothing_of_it_is_kept(
     put_packed(client, rows(0, 5).to_batches()[0].cast(SCHEMA))
     before = pa.total_allocated_bytes()
     # when a row is put that is too large, then it is refused by its size
-    with pytest.raises(flight.FlightError, match=r"a batch of 67,\d+,\d+ bytes is too large") as no:
+    wanted = r"^RequestRefused: a batch of 67,\d+,\d+ bytes is too large"
+    with pytest.raises(pa.ArrowInvalid, match=wanted):
         put_packed(client, zeros(64 << 20))
-    assert said(no.value) == "RequestRefused"
     # and nothing of it stays
     eventually(lambda: pa.total_allocated_bytes() - before < 8 << 20)
     assert orders.count() == 5
@@ -199,7 +193,7 @@ def test_a_node_gives_back_what_a_batch_took_that_it_refused(tmp_path: Path) -> 
         before = mebibytes("VmRSS")
         with (
             flight.FlightClient(f"grpc+tcp://{nodes.address(0)}") as client,
-            pytest.raises(flight.FlightError, match="is too large"),
+            pytest.raises(pa.ArrowInvalid, match="is too large"),
         ):
             put_packed(client, zeros(512 << 20))
         assert mebibytes("VmHWM") - before > 500
@@ -212,9 +206,8 @@ def test_what_can_t_be_stored_is_refused_with_its_batch(
     writer, answers = client.do_put(path("orders"), pa.schema({"id": pa.int64(), "x": pa.int64()}))
     writer.write_batch(pa.record_batch({"id": [1], "x": [2]}))
     assert answers.read() is None  # there is no answer: it ends
-    with pytest.raises(flight.FlightError, match="no column x") as refused:
+    with pytest.raises(pa.ArrowInvalid, match=r"^ColumnRefused: the table has no column x"):
         writer.close()
-    assert said(refused.value) == "ColumnRefused"
     assert orders.read().to_pylist() == []
 
 
@@ -231,14 +224,16 @@ def test_what_can_t_be_stored_is_refused_with_its_batch(
 def test_what_is_not_there_is_refused_by_name(
     client: flight.FlightClient, orders: Table, descriptor: flight.FlightDescriptor, error: str
 ) -> None:
-    with pytest.raises(flight.FlightError) as refused:
+    kind = pa.ArrowKeyError if error == "TableUnknown" else pa.ArrowInvalid
+    with pytest.raises(kind, match=f"^{error}: "):
         read(client, client.get_flight_info(descriptor))
-    assert said(refused.value) == error
+    with pytest.raises(kind, match=f"^{error}: "):
+        client.get_schema(descriptor)
 
 
 def test_a_ticket_that_is_none_is_refused(client: flight.FlightClient, orders: Table) -> None:
     for ticket in (b"", b"{}", b'{"table":"orders","partition":7,"as_of":1}', b"\x00"):
-        with pytest.raises(flight.FlightError):
+        with pytest.raises(pa.ArrowException):
             client.do_get(flight.Ticket(ticket)).read_all()
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from pyarrow import flight
 
 import lowmark
 from eventually import eventually
@@ -142,7 +143,7 @@ def test_what_may_have_been_done_is_not_done_again(
         answer = call(body)
         if b"execute" in body or b"watermark" in body:
             done += 1
-            raise OSError("the connection broke")
+            raise flight.FlightServerError("the connection broke")
         return answer
 
     monkeypatch.setattr(served.server.endpoint._service, "call", lost)
@@ -168,7 +169,7 @@ class Lossy:
             answer = call(body)
             if action in body:
                 self.done += 1
-                raise OSError("the connection broke")
+                raise flight.FlightServerError("the connection broke")
             return answer
 
         monkeypatch.setattr(served.server.endpoint._service, "call", lost)
@@ -228,7 +229,7 @@ def test_a_call_that_comes_late_fences_off_no_producer_that_was_opened_since(
     def suspended(body: bytes) -> bytes:
         if decode_request(body).call in (late, "fence") and not held:
             held.append(body)
-            raise OSError("the connection broke")
+            raise flight.FlightServerError("the connection broke")
         return call(body)
 
     monkeypatch.setattr(served.server.endpoint._service, "call", suspended)
@@ -253,7 +254,7 @@ def test_a_producer_is_opened_though_the_answer_was_lost(
         answer = call(body)
         if decode_request(body).call == "propose" and not lost:
             lost.append(body)
-            raise OSError("the connection broke")
+            raise flight.FlightServerError("the connection broke")
         return answer
 
     monkeypatch.setattr(served.server.endpoint._service, "call", loses)

@@ -272,7 +272,7 @@ class ClusterNode:
     def _discard(self, name: str) -> None:
         assert self.groups is not None
         assert self.log is not None
-        self._note_lost(name)
+        self._note_lost(name, self._known_incarnation(name))
         try:
             if name in self.log.unreadable or (name, self.number) not in self.world.past:
                 self.groups.delete(name)
@@ -288,7 +288,7 @@ class ClusterNode:
 
     def _rebuild(self, name: str) -> None:
         assert self.groups is not None
-        self._note_lost(name)
+        self._note_lost(name, self._own_incarnation(name))
         above = self._above(name)
         machine, listener = self._parts(name)
         try:
@@ -304,29 +304,34 @@ class ClusterNode:
 
         future.then(done)
 
-    def _note_lost(self, name: str) -> None:
+    def _note_lost(self, name: str, incarnation: int) -> None:
+        """A copy is thrown away that may have spoken as that."""
         world, key = self.world, (name, self.number)
         copy = world.copies.pop(key, None)
         if copy is not None:
             world.tell(f"node {self.number} throws {name} away")
-            copy.known_as = max(copy.known_as, self._incarnation(name))
+            copy.known_as = max(copy.known_as, incarnation)
             copy.discarded = True
             copy.died()
             world.past.setdefault(key, []).append(copy)
 
-    def _incarnation(self, name: str) -> int:
-        """As what a copy that is to be replaced may have spoken: what it knows itself, or what
-        anybody else knows of it."""
+    def _known_incarnation(self, name: str) -> int:
+        """As what a copy may have spoken that can't be asked any more: what it knows itself, or
+        what anybody else knows of it. The operator gives the copy in its place that number.
+        """
         known = [
             other_group.members().incarnation(self.number)
             for other in self.world.nodes.values()
             if (other_group := other.group(name)) is not None
         ]
+        return max([*known, self._own_incarnation(name)])
+
+    def _own_incarnation(self, name: str) -> int:
+        """What a copy knows of itself, if it is open. (What it has said, its watch knows.)"""
         group = self.group(name)
-        if group is not None:
-            known.append(group.raft.core.incarnation)
-            known.append(GroupMeta.decode(group.log.meta).hard.incarnation)
-        return max(known, default=0)
+        if group is None:
+            return 0
+        return max(group.raft.core.incarnation, GroupMeta.decode(group.log.meta).hard.incarnation)
 
     def crash(self, dice: Random | None) -> None:
         """End the process; with dice the machine loses power, too."""

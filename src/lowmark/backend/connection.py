@@ -55,8 +55,8 @@ from lowmark.fault import decode_fault
 from lowmark.group import NoQuorum, NotLeader, OutcomeUnknown, ReadTimedOut, Superseded
 from lowmark.metastore.errors import MetastoreUnreachable
 from lowmark.node import AnswerLost, NodeClosing, NodeSilent, NodeUnreachable
+from lowmark.node.action import ActionUnknown, NodeStarting
 from lowmark.node.owner import is_plain_path
-from lowmark.node.server import ActionUnknown, NodeStarting
 from lowmark.runtime import host_and_port
 from lowmark.table import PartitionNotHere
 

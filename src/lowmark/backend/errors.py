@@ -10,6 +10,9 @@ from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected, Unavailabl
 from lowmark.group import NotLeader as _NotLeader
 from lowmark.group import OutcomeUnknown as _OutcomeUnknown
 from lowmark.group import Superseded as _Superseded
+from lowmark.node.errors import ServerFailed as _ServerFailed
+from lowmark.node.errors import ServerFull as _ServerFull
+from lowmark.node.errors import ServerStuck as _ServerStuck
 from lowmark.runtime import by_name
 from lowmark.table.errors import BatchRefused, MembersBehind
 
@@ -19,6 +22,8 @@ NotLeader = _NotLeader
 """Another node leads, or none does for a moment. It is the group's error, too."""
 Superseded = _Superseded
 """Another leader came, and what was asked was not done. It is the group's error, too."""
+ServerFailed, ServerFull, ServerStuck = _ServerFailed, _ServerFull, _ServerStuck
+"""What a server says of itself. They are the listener's errors."""
 
 
 class AnswerUnread(OutcomeUnknown):
@@ -113,19 +118,6 @@ class Ended(OutcomeUnknown):
             hint="Open it again, and look whether it happened.",
         )
         self.failed = failure is not None
-
-
-class ServerFailed(OutcomeUnknown):
-    """A server that could not answer, by a mistake of its own; what it was asked may be done."""
-
-    def __init__(self, call: str, error: Exception) -> None:
-        LowmarkError.__init__(
-            self,
-            f"the server failed to answer {call}: {type(error).__name__}",
-            detail="The request may have been carried out all the same.",
-            hint="See the server's log, and report it; look whether it happened before you ask"
-            " again.",
-        )
 
 
 class ProducerClosed(Closed):
@@ -335,28 +327,6 @@ class OtherDatabase(Rejected):
             f"another database answers at {address} than the one that was connected to",
             detail=f"It was {expected}, and now it is {found}. Nothing was done.",
             hint="Connect again, if you mean the new one.",
-        )
-
-
-class ServerFull(Unavailable):
-    """A server that has as much under way as it takes."""
-
-    def __init__(self, what: str, *, limit: int) -> None:
-        super().__init__(
-            f"the server has {limit:,} {what} under way, and takes no more",
-            hint="Close readers that you no longer need, or retry in a moment.",
-        )
-        self.what, self.limit = what, limit
-
-
-class ServerStuck(Unavailable):
-    """A server that did not end in time."""
-
-    def __init__(self, address: str, *, waited_s: float) -> None:
-        super().__init__(
-            f"the server at {address} did not end within {waited_s:g} seconds",
-            detail="A client keeps a connection open that could not be cut.",
-            hint="What was acknowledged is safe: end the process.",
         )
 
 

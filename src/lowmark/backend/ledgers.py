@@ -40,7 +40,7 @@ from lowmark.runtime.store import Store
 from lowmark.table import I64, OFFSET, TIME, U64, Adopted, KeyForm, Mask, Shape
 
 _OPEN_MAX = 256
-"""So many ledgers are kept open; each has a file or two, and its index in memory."""
+"""This many ledgers are kept open; each has a file or two, and its index in memory."""
 _GROUPS_BYTES_MAX = 256 << 20
 """Of row groups that are kept decoded for looking up single rows, of all ledgers together."""
 

@@ -25,6 +25,7 @@ from lowmark.backend.codec import decode, encode
 from lowmark.backend.errors import ProtocolRefused, RequestRefused
 from lowmark.errors import Corrupt, LowmarkError
 from lowmark.fault import decode_fault, encode_fault
+from lowmark.node.messages import BODY_BYTES_MAX
 from lowmark.runtime import Buffer
 from lowmark.table import Appended
 from lowmark.version import __version__
@@ -37,8 +38,9 @@ CALLS: Final = b"lowmark.calls"
 """The command of the descriptor of a stream of calls."""
 COMMANDS: Final = pa.schema([pa.field("command", pa.large_binary(), nullable=False)])
 """Batches as they stand in the log, or go there."""
-REQUEST_BYTES_MAX: Final = 16 << 20
+REQUEST_BYTES_MAX: Final = BODY_BYTES_MAX
 _HEAD = struct.Struct("<cH")
+_LETTER = b"L"
 _NUMBER = struct.Struct("<qqq")
 
 
@@ -66,6 +68,8 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True):
     """The `DatabaseInfo`, by the port's codec."""
     members: tuple[str, ...] = ()
     """Where clients reach the nodes of its cluster: any of them does."""
+    open_at: tuple[str, ...] = ()
+    """The addresses at which strangers can come in (`--insecure`)."""
 
 
 class Request(NamedTuple):
@@ -82,12 +86,17 @@ class Request(NamedTuple):
 
 def encode_request(request: Request) -> bytes:
     """A request as it travels."""
-    return _HEAD.pack(b"L", PROTOCOL) + encode(tuple(request))
+    return _HEAD.pack(_LETTER, PROTOCOL) + encode(tuple(request))
+
+
+def is_request(data: bytes) -> bool:
+    """Whether it begins as a request does."""
+    return data[:1] == _LETTER
 
 
 def decode_request(data: bytes) -> Request:
     """What a client has asked."""
-    if len(data) < _HEAD.size or data[:1] != b"L":
+    if len(data) < _HEAD.size or not is_request(data):
         raise RequestRefused("a request does not begin as one of Lowmark's clients does")
     _, protocol = _HEAD.unpack_from(data)
     if protocol != PROTOCOL:

@@ -175,6 +175,11 @@ class RemoteBackend:
         return self._connection.addresses
 
     @property
+    def open_at(self) -> tuple[str, ...]:
+        """The addresses of that server at which strangers can come in."""
+        return self._connection.welcome.open_at
+
+    @property
     def closed(self) -> bool:
         """See `Backend`."""
         return self._closed or os.getpid() != self._pid

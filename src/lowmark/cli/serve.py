@@ -15,8 +15,8 @@ from lowmark.cli.output import Json
 from lowmark.cli.session import settings_of, wrong_use
 from lowmark.errors import Rejected
 from lowmark.metastore import MetastoreOutdated
-from lowmark.node import DEFAULT_ENDPOINT, Node, NodeOptions, check_directory, data_path
-from lowmark.node.messages import check_loopback
+from lowmark.node import DEFAULT_ENDPOINT, Guard, Node, NodeOptions, check_directory, data_path
+from lowmark.node.addresses import insecure_words, place_of
 from lowmark.server.on_node import attach
 
 SWITCH_INTERVAL_SECONDS = 0.0005
@@ -30,15 +30,50 @@ def serve(
     ],
     listen: Annotated[
         str,
-        typer.Option(metavar="ADDR", help="Where clients reach this node; port 0 is a free one."),
+        typer.Option(
+            metavar="ADDR",
+            help="Where this node listens for clients, as 127.0.0.1:6570, [::1]:6570 or"
+            " db1.example:6570; port 0 is a free one.",
+        ),
     ] = DEFAULT_ENDPOINT,
+    advertise: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDR",
+            help="Where clients are told to find it; needed if it listens at all addresses"
+            " (0.0.0.0 or [::]).",
+            show_default="--listen",
+        ),
+    ] = "",
     peers: Annotated[
         str,
-        typer.Option(metavar="ADDR", help="Where other nodes reach it.", show_default="next port"),
+        typer.Option(
+            metavar="ADDR", help="Where it listens for other nodes.", show_default="next port"
+        ),
     ] = "",
+    advertise_peers: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDR",
+            help="Where other nodes are told to find it.",
+            show_default="the host of --advertise, the port of --peers",
+        ),
+    ] = "",
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure",
+            help="Allow addresses that other machines can reach, without TLS and tokens: all who"
+            " reach them can read and change all data.",
+        ),
+    ] = False,
     join: Annotated[
         str,
-        typer.Option(metavar="ADDR", help="Join the cluster of the node that listens there."),
+        typer.Option(
+            metavar="ADDR",
+            help="Join the cluster of the node that listens there; of several, with commas"
+            " between, the first that answers.",
+        ),
     ] = "",
     name: Annotated[str, typer.Option(help="A name for this node, unique in the cluster.")] = "",
     rack: Annotated[
@@ -73,8 +108,12 @@ def serve(
     one. Another --rack changes it, and may move replicas; --rack "" takes it away. --attribute
     replaces all attributes; --attribute "" takes them away.
 
+    Clients and other nodes are sent to where the node listens, or to --advertise and
+    --advertise-peers: a name is looked up at each connection. Addresses can be others at the next
+    start; the cluster learns them from the node.
+
     When the node is ready it says so in one line on stdout; with --json, as one object: name,
-    number, listen, peers, data, pid.
+    number, listen, advertise, peers, advertise_peers, insecure, data, pid.
 
     If an operator resets the metastore on another node, this node gets a new copy of it: the
     process starts itself again, and says once more that it is ready.
@@ -86,22 +125,26 @@ def serve(
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     with wrong_use():
         data = data_path(data) if data.strip() else data
-        if dev is not None and (peers or join or name or rack is not None or attribute):
+        others = advertise or peers or advertise_peers or insecure or join or name or attribute
+        if dev is not None and (others or rack is not None):
             raise Rejected(
                 "--dev starts nodes of its own: they have no other options",
-                hint="Leave out --peers, --join, --name, --rack and --attribute.",
+                hint="Leave out all but --data, --listen, --dev and --json.",
             )
     if dev is not None:
         with wrong_use():
             if not data.strip():
                 raise Rejected("--data names no directory", hint="Write --data ./try.")
-            check_loopback(listen)
+            place_of(listen, guard=Guard())
         serve_dev(dev, data, listen, as_json=as_json)
         return
     options = NodeOptions(
         data=data,
         listen=listen,
+        advertise=advertise,
         peers=peers,
+        advertise_peers=advertise_peers,
+        insecure=insecure,
         join=join,
         name=name,
         rack=rack,
@@ -113,6 +156,9 @@ def serve(
         options.check()
         check_directory(options.data, create=True)
     node = Node(options, settings_of(ctx))
+    if node.open_at:
+        words = insecure_words("this node", node.open_at)
+        print(f"warning: {words} (--insecure)", file=sys.stderr, flush=True)
     for number in (signal.SIGINT, signal.SIGTERM):
         node.loop.asyncio.add_signal_handler(number, node.stop)
 
@@ -148,16 +194,23 @@ def _attributes(words: list[str]) -> dict[str, str]:
 
 
 def _say_ready(node: Node, data: str, *, as_json: bool) -> None:
-    info = node.info
+    info, clients, peers = node.info, node.place, node.peers_place
     if as_json:
         facts = {
             "name": info.name,
             "number": info.number,
-            "listen": info.endpoint,
-            "peers": info.address,
+            "listen": clients.listens_at,
+            "advertise": clients.advertised,
+            "peers": peers.listens_at,
+            "advertise_peers": peers.advertised,
+            "insecure": bool(node.open_at),
             "data": data,
             "pid": os.getpid(),
         }
         print(json.dumps(facts, ensure_ascii=False), flush=True)
-    else:
-        print(f"{info.name} listens at {info.endpoint}, for nodes at {info.address}", flush=True)
+        return
+    words = f"{info.name} listens at {clients.listens_at}, for nodes at {peers.listens_at}"
+    for what, place in (("clients", clients), ("nodes", peers)):
+        if place.advertised != place.listens_at:
+            words += f"; {what} are sent to {place.advertised}"
+    print(words, flush=True)

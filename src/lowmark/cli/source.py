@@ -14,8 +14,9 @@ import typer
 
 from lowmark.access.directory import owner_of, unreachable
 from lowmark.cli.node_option import DATA_VARIABLE, NODE_VARIABLE, named_place, variable
+from lowmark.cli.output import warn_of_strangers
 from lowmark.cli.session import settings_of, wrong_use
-from lowmark.errors import Corrupt, Rejected
+from lowmark.errors import Corrupt, LowmarkError, Rejected
 from lowmark.inspect import open_offline
 from lowmark.node import (
     DEFAULT_ENDPOINT,
@@ -85,7 +86,14 @@ def node_client(node: str | None) -> NodeClient:
             client.status()
             found = client.address
             break
+    _warn_of_strangers(found)
     return NodeClient(found)
+
+
+def _warn_of_strangers(address: str) -> None:
+    """Before the command, which says itself if the node does not answer."""
+    with contextlib.suppress(LowmarkError), NodeClient(address, timeout_s=_LOOK_S) as client:
+        warn_of_strangers(address, client.guard().open_at)
 
 
 @contextlib.contextmanager
@@ -104,6 +112,7 @@ def opened_source(
             raise Rejected(f"there is no directory {data}")
     owner = owner_of(str(data))
     if owner is not None and owner.address:
+        _warn_of_strangers(owner.address)
         with NodeClient(owner.address) as client:
             try:
                 yield client

@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from lowmark.convert.times import datetime_of, parse_time, time_text
     from lowmark.errors import NoMemory, NoThreads
     from lowmark.ledger import Lost, PartitionPlan, Problem, ReadWay, RunRecord
-    from lowmark.runtime import DiskFailed, DiskFull, Locked, NoHandles
+    from lowmark.runtime import DiskFailed, DiskFull, Locked, NoHandles, NotAllowed
     from lowmark.table import (
         BelowWatermark,
         CursorExists,
@@ -133,6 +133,7 @@ __all__ = [
     "NoHandles",
     "NoMemory",
     "NoThreads",
+    "NotAllowed",
     "PackageMissing",
     "Part",
     "PartitionExplanation",

@@ -66,7 +66,9 @@ class Committed:
 
     parts: tuple[Part, ...]
     repeated: bool
-    """Whether it was decided before, by another attempt or an earlier call."""
+    """Whether other rows are read than these, of an attempt that was decided before. Of an epoch
+    that all partitions have it is not known any more whose they are; then it is True as well.
+    """
 
     @property
     def rows(self) -> int:

@@ -83,7 +83,7 @@ class CheckedStream:
         return bool(self._ready)
 
     def _taken(self, count: int) -> bytes:
-        """So many bytes, if they are there: a length that is made up takes no memory."""
+        """This many bytes, if they are there: a length that is made up takes no memory."""
         parts = []
         while count > 0 and (part := self._source.read(min(count, _PIECE_BYTES))):
             parts.append(part)

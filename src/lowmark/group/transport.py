@@ -139,6 +139,11 @@ class Transport:
         return self._endpoint.address
 
     @property
+    def listens_at(self) -> str:
+        """Where it really listens."""
+        return self._endpoint.listens_at
+
+    @property
     def addresses(self) -> Mapping[int, str]:
         """Which node is where, as far as known."""
         return self._addresses

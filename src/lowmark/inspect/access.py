@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from lowmark.inspect.findings import Finding
 from lowmark.runtime import Disk
-from lowmark.runtime.disk import closing_command, open_to_others
+from lowmark.runtime.disk import closing_command, open_to_others, what_others_may
 
 
 def verify_access(disk: Disk) -> Iterator[Finding]:
@@ -21,7 +21,9 @@ def verify_access(disk: Disk) -> Iterator[Finding]:
     where = disk.describe("").rstrip("/")
     inside = len(wide) - 1
     what = "other users of this machine can see the names in it"
-    if inside:
+    if what_others_may(disk, wide).startswith("change"):
+        what = "other users of this machine can change and remove what is in it"
+    elif inside:
         some = f"{inside:,} of its files and folders" if inside > 1 else wide[1]
         what += f", and look into {some}"
     hint = f"Close it to them: {closing_command(where)}"

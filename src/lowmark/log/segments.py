@@ -27,7 +27,7 @@ from lowmark.runtime import Disk, DiskFailed, File, FileMissing
 
 _READ_GAP_BYTES = 64 << 10
 _CHECKED_SINGLY_MAX = 128
-"""So many entries are checked one by one; more, and arrays are faster."""
+"""This many entries are checked one by one; more, and arrays are faster."""
 _TERMS_KNOWN_MAX = 256
 """A segment with more terms than that is asked each time."""
 

@@ -3,9 +3,9 @@
 **A node** (`Node`) builds the packages below on a real runtime and runs them until it is asked
 to stop; `open_offline` reads the data directory of one that does not run.
 
-**The server** is Arrow Flight, on a loopback address: administration by actions (see `messages` for
-what they take and give), by `NodeClient` or any other Flight client. Flight has threads of its own,
-the packages have one: `Bridge` is the only way between them.
+**The server** is Arrow Flight, at an address that `addresses` allows: administration by actions
+(see `messages` for what they take and give), by `NodeClient` or any other Flight client. Flight has
+threads of its own, the packages have one: `Bridge` is the only way between them.
 
 **Settings.** A package that can be tuned gives a frozen dataclass with defaults that checks itself
 in `__post_init__` (`lowmark.log.LogConfig`). The name of its section and the name of its field are
@@ -29,17 +29,17 @@ from typing import TYPE_CHECKING
 from lowmark.faces import face
 
 if TYPE_CHECKING:
+    from lowmark.node.addresses import DEFAULT_ENDPOINT, Guard, NotAdvertised, NotLoopback
     from lowmark.node.bridge import NodeClosed, NodeClosing, NodeSilent, ThreadAnswer
     from lowmark.node.client import AnswerLost, NodeClient, NodeUnreachable
     from lowmark.node.directory import NotADatabase, check_directory, data_path, make_directory
     from lowmark.node.logs import LogFormat, Logging, LogLevel, configure_logging
     from lowmark.node.messages import (
-        DEFAULT_ENDPOINT,
         STATES,
         GetReply,
         GroupRow,
+        GuardReply,
         HistoryPage,
-        NotLoopback,
         RangePage,
         Status,
         StoredEntry,
@@ -55,6 +55,8 @@ __all__ = [
     "AnswerLost",
     "GetReply",
     "GroupRow",
+    "Guard",
+    "GuardReply",
     "HistoryPage",
     "LogFormat",
     "LogLevel",
@@ -67,6 +69,7 @@ __all__ = [
     "NodeSilent",
     "NodeUnreachable",
     "NotADatabase",
+    "NotAdvertised",
     "NotLoopback",
     "RangePage",
     "Settings",

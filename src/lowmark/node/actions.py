@@ -13,6 +13,7 @@ from lowmark.group import Future
 from lowmark.metastore import Answer, Entry, Event, Metastore, Watch
 from lowmark.metastore.nodes import CLUSTER_KEY, NODE_PREFIX, TOPOLOGY_KEY
 from lowmark.metastore.state import Found, Record, State, prefix_end
+from lowmark.node.action import Action, Call, reply, stream
 from lowmark.node.bridge import Bridge
 from lowmark.node.messages import (
     CatalogStatus,
@@ -33,7 +34,6 @@ from lowmark.node.messages import (
     WatchStarted,
     WrittenReply,
 )
-from lowmark.node.server import Action, Gone, reply, stream
 from lowmark.runtime import Timer, millis_of
 
 PAGE_ENTRIES_MAX = 512
@@ -195,7 +195,7 @@ class MetaActions:
 
         return self._bridge.ask(get, timeout_s=self._timeout_s)
 
-    def _range(self, asked: RangeAsk, gone: Gone) -> Iterator[RangePage]:
+    def _range(self, asked: RangeAsk, call: Call) -> Iterator[RangePage]:
         start, at = asked.prefix, asked.at
         left = _limit(asked.limit)
         held = _Held(self._metastore, self._bridge)
@@ -203,7 +203,7 @@ class MetaActions:
             while True:
                 page = self._page(asked, held, start=start, at=at, left=left)
                 yield page.page
-                if not page.more or gone():
+                if not page.more or call.gone():
                     return
                 # The next page is as of the same revision, and begins right behind this one.
                 start, at = page.page.entries[-1].key + b"\0", page.page.revision
@@ -252,7 +252,7 @@ class MetaActions:
 
         return self._bridge.ask(ask, timeout_s=self._page_timeout_s)
 
-    def _history(self, asked: HistoryAsk, gone: Gone) -> Iterator[HistoryPage]:
+    def _history(self, asked: HistoryAsk, call: Call) -> Iterator[HistoryPage]:
         metastore, after = self._metastore, 0
 
         def page(after: int) -> HistoryPage:
@@ -269,7 +269,7 @@ class MetaActions:
                 timeout_s=self._timeout_s,
             )
             yield found
-            if len(found.entries) == 0 or gone():
+            if len(found.entries) == 0 or call.gone():
                 return
             after = found.entries[-1].revision
 
@@ -291,7 +291,7 @@ class MetaActions:
     # -- following ------------------------------------------------------------------------------
 
     def _watch(
-        self, asked: WatchAsk, gone: Gone
+        self, asked: WatchAsk, call: Call
     ) -> Iterator[WatchStarted | WatchEvent | WatchAlive]:
         told = _Told(self._bridge)
         with self._lock:
@@ -301,7 +301,7 @@ class MetaActions:
         try:
             first = self._bridge.ask(lambda: self._open(asked, told), timeout_s=self._timeout_s)
             yield WatchStarted(from_revision=first)
-            while not gone():
+            while not call.gone():
                 event = told.next(ALIVE_S)
                 if event is None:
                     yield WatchAlive()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Self, TypeVar
 
 import msgspec
@@ -13,11 +13,14 @@ from pyarrow import flight
 from lowmark.errors import Corrupt, LowmarkError, Unavailable
 from lowmark.fault import decode_fault
 from lowmark.group import OutcomeUnknown
+from lowmark.node.addresses import joined
+from lowmark.node.codes import ASKS_FOR_WHOLE
 from lowmark.node.messages import (
     ExecuteAsk,
     ExecutedReply,
     GetAsk,
     GetReply,
+    GuardReply,
     HistoryAsk,
     HistoryPage,
     Nothing,
@@ -32,7 +35,6 @@ from lowmark.node.messages import (
     WatchEvent,
     WatchStarted,
     WrittenReply,
-    joined,
     only_looks,
 )
 from lowmark.node.owner import SCHEME
@@ -118,6 +120,10 @@ class NodeClient:
         """Where other nodes reach the node, and to which cluster it belongs."""
         return self._ask("cluster.peer-address", Nothing(), PeerAddress)
 
+    def guard(self) -> GuardReply:
+        """Whether strangers can come in there, without a token."""
+        return self._ask("node.guard", Nothing(), GuardReply)
+
     def get(self, key: bytes, *, at: int | None = None) -> GetReply:
         """A key's value, now or as of a revision."""
         return self._ask("meta.get", GetAsk(key=key, at=at), GetReply)
@@ -196,7 +202,7 @@ class NodeClient:
     def _stream(
         self, action: str, body: msgspec.Struct, answer: type[T], *, timeout_s: float | None
     ) -> Iterator[T]:
-        options = flight.FlightCallOptions(timeout=timeout_s)
+        options = flight.FlightCallOptions(timeout=timeout_s, headers=ASKS_FOR_WHOLE)
         encoded = msgspec.json.encode(body)
         try:
             results = self._flight.do_action(flight.Action(action, encoded), options)
@@ -229,16 +235,27 @@ def _decoded(data: bytes, kind: type[T]) -> T:
         ) from error
 
 
-def ask_peer(endpoint: str, *, patience_s: float = JOIN_PATIENCE_S) -> PeerAddress:
-    """Where the node behind an endpoint is reached by other nodes; waits while it starts."""
+def ask_peer(endpoints: Sequence[str], *, patience_s: float = JOIN_PATIENCE_S) -> PeerAddress:
+    """Where the node behind an endpoint is reached by other nodes; waits while it starts.
+
+    Of several, the first one that answers and knows its cluster; else the first that answers.
+    """
     ends_at = time.monotonic() + patience_s
     while True:
-        try:
-            with NodeClient(endpoint, timeout_s=5.0) as client:
-                peer = client.peer()
-            if peer.ledgers != "" or time.monotonic() > ends_at:
-                return peer
-        except Unavailable:
-            if time.monotonic() > ends_at:
-                raise
+        answers, silent = list[PeerAddress](), list[Unavailable]()
+        for endpoint in endpoints:
+            try:
+                with NodeClient(endpoint, timeout_s=5.0) as client:
+                    answers.append(client.peer())
+            except Unavailable as error:
+                silent.append(error)
+            if answers and answers[-1].cluster:
+                break
+        is_over = time.monotonic() > ends_at
+        if answers:
+            found = next((one for one in answers if one.cluster), answers[0])
+            if found.ledgers != "" or is_over:
+                return found
+        elif is_over:
+            raise silent[-1]
         time.sleep(RETRY_S)

@@ -13,10 +13,10 @@ from lowmark.errors import Rejected
 from lowmark.group import Future, Groups
 from lowmark.log import Compacted, CompactionRequest, Log, Measure
 from lowmark.metastore.identity import GROUP
+from lowmark.node.action import Action, Call, stream
 from lowmark.node.bridge import Bridge
 from lowmark.node.homes import find_table, name_of
 from lowmark.node.messages import CompactedRow, CompactLogAsk, KeptRow
-from lowmark.node.server import Action, Gone, stream
 from lowmark.runtime import Loop
 from lowmark.table import group_name, parse_group_name
 
@@ -98,7 +98,7 @@ class LogCompaction:
         """By name."""
         return {"log.compact": stream(CompactLogAsk, self._compact)}
 
-    def _compact(self, asked: CompactLogAsk, gone: Gone) -> Iterator[CompactedRow]:
+    def _compact(self, asked: CompactLogAsk, call: Call) -> Iterator[CompactedRow]:
         for name in self._bridge.ask_now(lambda: self.chosen(asked), timeout_s=TIMEOUT_S):
             job = self._bridge.ask_now(
                 lambda name=name: self.begin(name, asked),  # type: ignore[misc]
@@ -109,7 +109,7 @@ class LogCompaction:
                 yield row
                 if row.done:
                     break
-                if gone():
+                if call.gone():
                     return
 
     def chosen(self, asked: CompactLogAsk) -> list[str]:

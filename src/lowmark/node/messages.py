@@ -5,6 +5,7 @@ gives; `*` marks a stream of several results:
 
     status                 Nothing         Status, merged of what all nodes say
     cluster.peer-address   Nothing         PeerAddress
+    node.guard             Nothing         GuardReply
     meta.get               GetAsk          GetReply
     meta.range             RangeAsk        RangePage *
     meta.history           HistoryAsk      HistoryPage *
@@ -33,79 +34,14 @@ Times are in milliseconds since 1970.
 from __future__ import annotations
 
 import contextlib
-import errno
-import socket
-from ipaddress import ip_address
 from typing import Final
 
 import msgspec
 
-from lowmark.errors import Rejected
 from lowmark.formatting import counted
-from lowmark.runtime import AddressInUse, AddressUnusable, host_and_port
 
-# Where a node listens: an endpoint for clients, and a port for other nodes.
-#
-# One address is enough for a person to remember: the endpoint. Other nodes use the next port,
-# unless told otherwise, and a node that joins asks the endpoint where that is.
-
-DEFAULT_ENDPOINT = "127.0.0.1:6570"
-
-
-class NotLoopback(Rejected):
-    """An address that other machines can reach."""
-
-    def __init__(self, address: str) -> None:
-        super().__init__(
-            f"the address {address} is not a loopback address",
-            detail="It has no TLS and asks for no token yet: only this machine may reach it.",
-            hint="Use 127.0.0.1 or [::1].",
-        )
-
-
-def check_loopback(address: str) -> str:
-    """The address, with `localhost` as a number; refused if another machine could reach it."""
-    host, port = host_and_port(address)
-    if host == "localhost":
-        return joined("127.0.0.1", port)
-    try:
-        loopback = ip_address(host).is_loopback
-    except ValueError:
-        loopback = False
-    if not loopback:
-        raise NotLoopback(address)
-    return joined(host, port)
-
-
-def peers_beside(endpoint: str) -> str:
-    """Where other nodes reach a node by default: the port after the endpoint's."""
-    host, port = host_and_port(endpoint)
-    if port == 65_535:
-        raise AddressUnusable(endpoint, reason="there is no next port for other nodes")
-    return joined(host, port + 1 if port else 0)
-
-
-def joined(host: str, port: int) -> str:
-    """Host and port as one address."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def check_free(address: str) -> None:
-    """Say by name that a process listens there already: the server itself can't tell."""
-    host, port = host_and_port(address)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with contextlib.closing(socket.socket(family, socket.SOCK_STREAM)) as tried:
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            tried.bind((host, port))
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise AddressInUse(address) from error
-            raise AddressUnusable(address, reason=error.strerror or str(error)) from error
-
-
-BODY_BYTES_MAX = 10 << 20
-"""The largest value, in base64, and its key."""
+BODY_BYTES_MAX = 16 << 20
+"""More than the largest value, in base64, and its key."""
 
 
 class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -460,6 +396,13 @@ class PeerAddress(_Reply, frozen=True):
     this node has not found out; None, if it does not say."""
 
 
+class GuardReply(_Reply, frozen=True):
+    """What keeps strangers out of the node that answers."""
+
+    open_at: tuple[str, ...] = ()
+    """The addresses at which nothing does (`--insecure`)."""
+
+
 class ClusterStatus(_Reply, frozen=True):
     """What was settled when the cluster was founded."""
 
@@ -606,8 +549,8 @@ class WarningRow(_Reply, frozen=True):
     """Something that a person should look at."""
 
     kind: str
-    """`cursor-pins`, `cursor-waits`, `cursor-overdue`, `watermark-held`, `replicas-missing` or
-    `move-failing`.
+    """`cursor-pins`, `cursor-waits`, `cursor-overdue`, `watermark-held`, `replicas-missing`,
+    `move-failing` or `insecure`.
     """
     text: str
     table: str = ""
@@ -627,6 +570,9 @@ class Status(_Reply, frozen=True):
     tables: tuple[TableRow, ...] = ()
     watermark: WatermarkStatus | None = None
     warnings: tuple[WarningRow, ...] = ()
+    insecure: tuple[str, ...] = ()
+    """The nodes, by name, at which strangers can come in (`--insecure`), as far as they answered;
+    empty also if the one that was asked is of an earlier release."""
 
 
 # -- compaction of the catalog --------------------------------------------------------------------
@@ -844,6 +790,7 @@ LOOKS: Final = frozenset(
     {
         "status",
         "cluster.peer-address",
+        "node.guard",
         "meta.get",
         "meta.range",
         "meta.history",

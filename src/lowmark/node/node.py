@@ -49,31 +49,36 @@ from lowmark.metastore import (
     identify,
     load_identity,
 )
+from lowmark.node.action import Action, reply
 from lowmark.node.actions import CatalogActions, MetaActions
+from lowmark.node.addresses import (
+    DEFAULT_ENDPOINT,
+    Guard,
+    Place,
+    addresses_of,
+    is_loopback,
+    peers_place,
+    place_of,
+)
 from lowmark.node.bridge import Bridge
 from lowmark.node.catalog_rounds import CatalogRounds
 from lowmark.node.client import JOIN_PATIENCE_S, ask_peer
+from lowmark.node.errors import ServerStuck
 from lowmark.node.homes import homes_of
+from lowmark.node.listener import Listener
 from lowmark.node.log_compaction import LogCompaction
-from lowmark.node.messages import (
-    DEFAULT_ENDPOINT,
-    Nothing,
-    PeerAddress,
-    check_loopback,
-    peers_beside,
-)
+from lowmark.node.messages import GuardReply, Nothing, PeerAddress
 from lowmark.node.operating import Operating
 from lowmark.node.owner import Awaited, Owner, awaited_after
 from lowmark.node.rebalance import Rebalance
 from lowmark.node.rebuilds import Rebuilds
 from lowmark.node.resets import Resets
 from lowmark.node.rewriting import RewriteActions, Rewriting
-from lowmark.node.server import Action, Server, reply
 from lowmark.node.settings import Settings, chosen
 from lowmark.node.status import StatusService, parts_here, watermark_status
 from lowmark.placement import Adjust, MetastoreMembers, Placement
-from lowmark.runtime import Disk, RealDisk, RealLoop, real_runtime
-from lowmark.runtime.disk import closing_command, open_to_others
+from lowmark.runtime import Disk, RealDisk, RealLoop, host_and_port, real_runtime
+from lowmark.runtime.disk import closing_command, open_to_others, what_others_may
 from lowmark.runtime.store import Store, place_of_location, without_credentials
 from lowmark.table import AsOfHold, LowWatermark, Partition, Tables
 from lowmark.upkeep import Upkeep
@@ -110,11 +115,19 @@ class NodeOptions:
     data: str
     """Its data directory; made if it is not there."""
     listen: str = DEFAULT_ENDPOINT
-    """Where clients reach it."""
+    """Where it listens for clients."""
+    advertise: str = ""
+    """Where clients are told to find it; else where it listens."""
     peers: str = ""
-    """Where other nodes reach it; else the port after `listen`."""
+    """Where it listens for other nodes; else at the port after `listen`."""
+    advertise_peers: str = ""
+    """Where other nodes are told to find it; else where it listens for them, on the machine that
+    `advertise` names."""
+    insecure: bool = False
+    """Whether strangers may come in: it is reached by other machines without TLS or tokens."""
     join: str = ""
-    """The endpoint of any node of the cluster to join; not needed to come back to it.
+    """The endpoint of any node of the cluster to join, or several with commas between; not needed
+    to come back to it.
 
     Given all the same, it must be of that cluster.
     """
@@ -131,22 +144,22 @@ class NodeOptions:
     """
 
     @property
-    def endpoint(self) -> str:
-        """Where clients reach it; refused if that is not on this machine."""
-        return check_loopback(self.listen)
+    def guard(self) -> Guard:
+        """What keeps strangers out of it."""
+        return Guard(insecure=self.insecure)
 
-    @property
-    def peer_address(self) -> str:
-        """Where other nodes reach it; refused if that is not on this machine."""
-        return check_loopback(self.peers or peers_beside(self.endpoint))
+    def places(self) -> tuple[Place, Place]:
+        """Where it is for clients, and for other nodes; refused if strangers could come in."""
+        guard = self.guard
+        clients = place_of(self.listen, self.advertise, guard=guard)
+        given = {"peers": self.peers, "advertise": self.advertise_peers}
+        return clients, peers_place(clients, **given, guard=guard)
 
     def check(self) -> None:
         """Refuse addresses that can't be used, before anything is tried."""
-        if self.embedded:
-            return
-        if self.join:
-            check_loopback(self.join)
-        _ = self.endpoint, self.peer_address
+        if not self.embedded:
+            self.places()
+            _ = self.join and addresses_of(self.join)
 
 
 class Node:
@@ -176,6 +189,8 @@ class Node:
         self.upkeep: Upkeep | None = None
         self.operating: Operating | None = None
         """What operators may ask of it."""
+        self.open_at: list[str] = []
+        """The addresses at which strangers can come in; of servers of an embedded one, too."""
         options.check()
         # Asked before anything is opened: nothing has to be closed if no node answers.
         join = _seed(options, self.settings.ledger.location)
@@ -206,26 +221,35 @@ class Node:
                 rack=options.rack,
                 attributes=options.attributes,
             )
+            lone = Place(EMBEDDED, EMBEDDED)
+            self.place, peers = (lone, lone) if options.embedded else options.places()
+            """Where it is for clients."""
             self.groups = Groups(
                 runtime,
                 self.log,
                 node=identity.number,
-                address=EMBEDDED if options.embedded else options.peer_address,
+                address=peers.advertised,
+                listen=peers.listens_at,
                 config=self.settings.group,
                 limits=self.settings.transport,
             )
             undo.callback(self.groups.close)
+            transport = self.groups.transport
+            self.peers_place = Place(transport.listens_at, transport.address)
+            """Where it is for other nodes."""
             self.loop.around = self.groups.turn
-            self._server = None if options.embedded else Server(options.endpoint)
+            self._server = None if options.embedded else Listener(self.place.listens_at)
             if self._server is not None:
+                self.place = self.place.with_port(host_and_port(self._server.address)[1])
                 self._server.actions = self.actions
                 undo.callback(self._server.close)
+                self.open_at += options.guard.open_at(self.place, self.peers_place)
             undo.callback(self.bridge.close)  # before the server, so that no call keeps it open
             self.info = NodeInfo(
                 number=identity.number,
                 name=identity.name,
                 address=self.groups.transport.address,
-                endpoint="" if self._server is None else self._server.address,
+                endpoint="" if self._server is None else self.place.advertised,
                 rack=identity.rack,
                 attributes=identity.attributes,
             )
@@ -235,6 +259,7 @@ class Node:
             self.members = MetastoreMembers(runtime, self.cluster, config=self.settings.rebalance)
             self.status = StatusService(self.groups, self.cluster)
             self.status.problems = lambda: [self.members.problem]
+            self.status.open_at = lambda: tuple(self.open_at)
             self._offer()
             self.cluster.start(join=join, settings=self.settings.for_founding())
             known = load_identity(runtime.disk)
@@ -317,7 +342,7 @@ class Node:
         watermark.hold(watermark.current, _GUESTS).then(held)
 
     @property
-    def server(self) -> Server:
+    def server(self) -> Listener:
         """Where clients come in; an embedded node has none."""
         invariant(self._server is not None, "a node that is embedded has no server")
         return self._server  # type: ignore[return-value]
@@ -329,6 +354,7 @@ class Node:
             # Without the loop: a node that waits for others to start says so, too.
             self.actions["cluster.peer-address"] = reply(Nothing, lambda _: self._peer)
         self.actions |= {
+            "node.guard": reply(Nothing, lambda _: GuardReply(open_at=tuple(self.open_at))),
             "status": reply(
                 Nothing, lambda _: self.bridge.ask(self.status.status, timeout_s=STATUS_S)
             ),
@@ -531,10 +557,18 @@ class Node:
     def _close_server(self) -> None:
         if self._server is None:
             return
-        closing = threading.Thread(target=self._server.close, name="lowmark-server", daemon=True)
+        ended: list[bool] = []
+        server = self._server
+
+        def close() -> None:
+            with contextlib.suppress(ServerStuck):
+                server.close(within_s=SERVER_MS / 1_000)
+                ended.append(True)
+
+        closing = threading.Thread(target=close, name="lowmark-server", daemon=True)
         closing.start()
         self._within(SERVER_MS, lambda: not closing.is_alive())
-        self.stuck = closing.is_alive()
+        self.stuck = not ended
         if self.stuck:
             logger.warning("a client does not take what it was sent; it is left alone")
 
@@ -554,10 +588,9 @@ def _warn_of_others(disk: Disk) -> None:
     wide = open_to_others(disk, deep=False)
     if wide:
         where = disk.describe("").rstrip("/")
-        what = "read rows in" if len(wide) > 1 else "see the names of files in"
         logger.warning(
             "other users of this machine may %s %s; close it to them: %s",
-            what,
+            what_others_may(disk, wide),
             where,
             closing_command(where),
         )
@@ -573,6 +606,19 @@ def _check_location(wanted: str, found: str) -> None:
         )
 
 
+def _check_reach(options: NodeOptions, seed: PeerAddress) -> None:
+    """Refuse to join nodes of other machines by an address that means their own to them."""
+    _, peers = options.places()
+    if is_loopback(peers.advertised) and not is_loopback(seed.address):
+        raise Rejected(
+            f"the nodes of this cluster could not connect to this one at {peers.advertised}",
+            detail=f"It is a loopback address, and the node at {options.join} tells other nodes to"
+            f" connect to {seed.address}.",
+            hint="Say at which address of this machine they find it: --listen, and --advertise if"
+            " that is another one.",
+        )
+
+
 def _seed(options: NodeOptions, location: str) -> str:
     """The address that a new node joins by, or an old one may come back by; empty without one.
 
@@ -584,7 +630,8 @@ def _seed(options: NodeOptions, location: str) -> str:
     with contextlib.suppress(LowmarkError):
         known = load_identity(RealDisk(options.data, create=False))
     if known is None or not known.cluster:
-        seed = ask_peer(options.join)
+        seed = ask_peer(addresses_of(options.join))
+        _check_reach(options, seed)
         if seed.ledgers:
             _check_location(location, seed.ledgers)
             prove(Store(location or seed.ledgers), seed.cluster, token=secrets.token_hex(8))
@@ -592,7 +639,9 @@ def _seed(options: NodeOptions, location: str) -> str:
     if known.left:
         return ""  # it gets that error when it starts
     try:
-        seed = ask_peer(options.join, patience_s=0.0 if known.peers else JOIN_PATIENCE_S)
+        patience_s = 0.0 if known.peers else JOIN_PATIENCE_S
+        seed = ask_peer(addresses_of(options.join), patience_s=patience_s)
+        _check_reach(options, seed)
     except Unavailable as error:
         if not known.peers:
             raise

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 import msgspec
 
 from lowmark.group import Future
+from lowmark.node.action import Action, ActionUnknown, decoded, encode, reply
 from lowmark.node.bridge import Bridge
-from lowmark.node.server import Action, ActionUnknown, decoded, encode, reply
 
 TIMEOUT_S = 60.0
 

@@ -8,11 +8,11 @@ from lowmark.catalog import Catalogs
 from lowmark.errors import LowmarkError
 from lowmark.group import Future, QuarantinedHere
 from lowmark.metastore import Cluster
+from lowmark.node.action import Action, Call, stream
 from lowmark.node.bridge import Bridge
 from lowmark.node.homes import find_table, name_of
 from lowmark.node.log_compaction import LOOK_MS
 from lowmark.node.messages import RebuildAsk, RebuildRow
-from lowmark.node.server import Action, Gone, stream
 from lowmark.placement import Placement
 from lowmark.placement.assignments import PartitionId
 from lowmark.placement.rebuilding import Rebuild
@@ -43,11 +43,11 @@ class Rebuilds:
         """By name."""
         return {"partition.rebuild": stream(RebuildAsk, self._rebuild)}
 
-    def _rebuild(self, asked: RebuildAsk, gone: Gone) -> Iterator[RebuildRow]:
+    def _rebuild(self, asked: RebuildAsk, call: Call) -> Iterator[RebuildRow]:
         one = self._bridge.ask_now(lambda: _One(self, asked), timeout_s=TIMEOUT_S)
         row = self._bridge.ask(one.begin, timeout_s=TIMEOUT_S)
         yield row
-        while not row.done and not gone():
+        while not row.done and not call.gone():
             row = self._bridge.ask(one.look, timeout_s=TIMEOUT_S)
             yield row
 

@@ -17,6 +17,7 @@ from lowmark.errors import Corrupt, LowmarkError, Unavailable
 from lowmark.group import Future, Groups, Reply, envelope
 from lowmark.group.storage import raft_entry
 from lowmark.metastore import Cluster
+from lowmark.node.action import Action, reply
 from lowmark.node.asking import ask_each
 from lowmark.node.bridge import Bridge
 from lowmark.node.homes import find_table, name_of
@@ -30,7 +31,6 @@ from lowmark.node.messages import (
     ResetReply,
     Status,
 )
-from lowmark.node.server import Action, reply
 from lowmark.node.status import StatusService
 from lowmark.placement import Placement
 from lowmark.placement.assignments import Keys, PartitionId

@@ -27,11 +27,11 @@ from lowmark.fault import decode_fault, encode_fault
 from lowmark.group import Future, Groups, NotLeader, Reply
 from lowmark.log import Compacted, CompactionRequest, Log, Measure
 from lowmark.metastore import Cluster
+from lowmark.node.action import Action, Call, stream
 from lowmark.node.bridge import Bridge
 from lowmark.node.homes import find_table, name_of
 from lowmark.node.log_compaction import LOOK_MS, TIMEOUT_S, SnapshotTaken
 from lowmark.node.messages import RewriteLogAsk, RewrittenRow
-from lowmark.node.server import Action, Gone, stream
 from lowmark.placement import Placement
 from lowmark.runtime import Buffer, Loop
 from lowmark.table import PartitionNotHere, Tables, group_name
@@ -40,7 +40,7 @@ SERVICE = "partition.rewrite"
 ANSWER_MS = 5_000
 NEIGHBOURS = 32
 JOBS_MAX = 64
-"""So many are remembered after their end."""
+"""This many are remembered after their end."""
 
 
 class _Ask(msgspec.Struct, frozen=True, array_like=True):
@@ -337,7 +337,7 @@ class RewriteActions:
         """By name."""
         return {"log.rewrite": stream(RewriteLogAsk, self._rewrite)}
 
-    def _rewrite(self, asked: RewriteLogAsk, gone: Gone) -> Iterator[RewrittenRow]:
+    def _rewrite(self, asked: RewriteLogAsk, call: Call) -> Iterator[RewrittenRow]:
         ask = self._bridge.ask
         chosen = self._bridge.ask_now(
             lambda: self._rewriting.partitions(asked), timeout_s=TIMEOUT_S
@@ -346,7 +346,7 @@ class RewriteActions:
             row = ask(one.look, timeout_s=TIMEOUT_S)
             yield row
             while not row.done:
-                if gone():
+                if call.gone():
                     return
                 row = ask(one.look, timeout_s=TIMEOUT_S)
                 yield row

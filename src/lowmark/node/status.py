@@ -12,7 +12,7 @@ is there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -24,6 +24,7 @@ from lowmark.errors import LowmarkError
 from lowmark.formatting import counted, times_text
 from lowmark.group import Future, Group, Groups, Reply
 from lowmark.metastore import GROUP, Cluster, ClusterSettings, Lease, NodeInfo, Topology
+from lowmark.node.addresses import insecure_words
 from lowmark.node.asking import ask_each
 from lowmark.node.homes import Home, name_of, replica_warnings, worst_states
 from lowmark.node.messages import (
@@ -307,6 +308,8 @@ class Said(msgspec.Struct, frozen=True, array_like=True):
     problem: str
     tables: list[TablePart] = []
     failing: list[FailingMove] = []
+    open_at: tuple[str, ...] = ()
+    """The addresses at which strangers can come in."""
 
 
 T = TypeVar("T")
@@ -336,6 +339,8 @@ class Known:
     watermark: WatermarkStatus | None = None
     draining: AbstractSet[int] = frozenset()
     failing: Sequence[FailingMove] = ()
+    open_at: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    """The addresses of nodes at which strangers can come in, by number."""
     now_ms: int = 0
 
 
@@ -416,6 +421,8 @@ class StatusService:
         """The moves that do not get on, of partitions that this node leads."""
         self.problems: Callable[[], list[str]] = list
         """What is wrong with what is built on the cluster."""
+        self.open_at: Callable[[], tuple[str, ...]] = tuple
+        """The addresses at which strangers can come in here."""
         groups.calls.serve(SERVICE, self._asked)
 
     def _asked(self, address: str, sender: int, question: Buffer, answer: Reply) -> None:
@@ -435,7 +442,8 @@ class StatusService:
         tables = trying.get("the tables", self.tables, nothing)
         no_moves: list[FailingMove] = []
         failing = trying.get("the moves", self.failing, no_moves)
-        return Said([copy for copy in copies if copy is not None], trying.problem, tables, failing)
+        sound = [copy for copy in copies if copy is not None]
+        return Said(sound, trying.problem, tables, failing, self.open_at())
 
     def status(self) -> Future[Status]:
         """Of the whole cluster, as far as its nodes answer."""
@@ -467,7 +475,10 @@ class StatusService:
         tables = [*own.tables, *(part for each in said.values() for part in each.tables)]
         failing = [*own.failing, *(move for each in said.values() for move in each.failing)]
         heard = {node: ms for node, ms in silent.items() if ms is not None}
+        open_at = {node: each.open_at for node, each in said.items()}
+        open_at[self._groups.node] = own.open_at
         known = replace(known, problems=problems, tables=tables, failing=failing, silent_ms=heard)
+        known = replace(known, open_at=open_at)
         if trying.problem and all(node.number != self._groups.node for node in known.nodes):
             # It has left, or does not know itself any more: its problem needs a place all the same.
             known = replace(known, nodes=[*known.nodes, self._cluster.node])
@@ -528,6 +539,7 @@ def merged(known: Known, copies: Iterable[Copy]) -> Status:
     empty = (TablePart(home.id, home.name, len(home.nodes), 0, 0, 0) for home in known.homes)
     # A node alone can have one replica of each table, whatever zones ask for.
     lacking = replica_warnings(known.homes) if len(known.nodes) > 1 else ()
+    open_nodes = [node for node in names if known.open_at.get(node)]
     return Status(
         source=known.source,
         cluster=None
@@ -552,7 +564,15 @@ def merged(known: Known, copies: Iterable[Copy]) -> Status:
             *warnings_of(known.tables, known.watermark, now_ms=known.now_ms),
             *lacking,
             *move_warnings(known.failing, led),
+            *(
+                WarningRow(
+                    kind="insecure",
+                    text=insecure_words(f"node {names[node]}", known.open_at[node]),
+                )
+                for node in open_nodes
+            ),
         ),
+        insecure=tuple(names[node] for node in open_nodes),
     )
 
 

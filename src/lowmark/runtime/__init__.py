@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         FileMissing,
         Locked,
         NoHandles,
+        NotAllowed,
     )
     from lowmark.runtime.future import Future, together, when_all
     from lowmark.runtime.loop import Lane, Loop, Outcome, Runtime, Timer
@@ -87,6 +88,7 @@ __all__ = [
     "Loop",
     "NetworkLimits",
     "NoHandles",
+    "NotAllowed",
     "Outcome",
     "PeerMisbehaved",
     "RealDisk",

@@ -61,6 +61,14 @@ class NoHandles(DiskFailed):
         )
 
 
+class NotAllowed(DiskFailed):
+    """This process may not do that with a file: it is another user's. Nothing is wrong with it."""
+
+    def __init__(self, path: str, *, call: str, reason: str) -> None:
+        super().__init__(path, call=call, reason=reason)
+        self.hint = "Run this as the user whose directory it is: `ls -ld` names the user."
+
+
 class StoreFailed(DiskFailed):
     """An object store did not do what it was asked: it is away, or refuses this process."""
 
@@ -139,6 +147,8 @@ class Stat(msgspec.Struct, frozen=True, gc=False):
     changed_ms: int
     wide: bool = False
     """Whether users of the machine other than its own may do something with it."""
+    writable: bool = False
+    """Whether they may write to it; of a folder: make, rename and remove what is in it."""
 
 
 class File(Protocol):
@@ -273,6 +283,14 @@ def open_to_others(disk: Disk, folder: str = "", *, deep: bool = True) -> list[s
         else:
             wide.append(path)
     return wide
+
+
+def what_others_may(disk: Disk, wide: Sequence[str]) -> str:
+    """The worst that other users may do with what `open_to_others` has found."""
+    stats = [disk.stat(path) for path in wide]
+    if any(stat is not None and stat.writable for stat in stats):
+        return "change and remove files in"
+    return "read rows in" if len(wide) > 1 else "see the names of files in"
 
 
 def closing_command(path: str) -> str:

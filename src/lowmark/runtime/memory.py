@@ -25,7 +25,7 @@ class Memory:
         self._free: list[bytearray] = []
 
     def allocate(self, length: int) -> memoryview:
-        """So many bytes, with anything in them."""
+        """This many bytes, with anything in them."""
         if not self._piece_bytes // 4 < length <= self._piece_bytes:
             return memoryview(pa.allocate_buffer(length)).cast("B")
         with self._lock:

@@ -25,6 +25,7 @@ from lowmark.runtime.disk import (
     Locked,
     Mode,
     NoHandles,
+    NotAllowed,
     Stat,
     bytes_in,
     folder_of,
@@ -60,6 +61,8 @@ def _in_our_words(error: OSError, path: str, call: str) -> LowmarkError:
             return FileExists(path)
         case errno.EMFILE | errno.ENFILE:
             return NoHandles(path, call=call, reason=os.strerror(error.errno))
+        case errno.EACCES | errno.EPERM:
+            return NotAllowed(path, call=call, reason=os.strerror(error.errno))
         case _:
             reason = os.strerror(error.errno) if error.errno else str(error)
             return DiskFailed(path, call=call, reason=reason)
@@ -307,6 +310,7 @@ class RealDisk:
             _KINDS.get(stat_bits.S_IFMT(found.st_mode), "file"),
             found.st_ctime_ns // 1_000_000,
             bool(found.st_mode & 0o077) and not stat_bits.S_ISLNK(found.st_mode),
+            bool(found.st_mode & 0o022) and not stat_bits.S_ISLNK(found.st_mode),
         )
 
     def sync_dir(self, path: str) -> None:

@@ -139,6 +139,7 @@ class _Outgoing:
         running = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._endpoint.limits.hello_ms_max / 1000):
+                # A name is looked up each time: it may mean another machine than the last time.
                 await running.create_connection(lambda: wire, self._host, self._port)
         except TimeoutError:
             wire.end(PeerLost(self._peer, reason="it does not answer"))
@@ -535,8 +536,11 @@ def _listen(address: str, listen: str, limits: NetworkLimits) -> tuple[socket.so
         )
     host, port = host_and_port(listen)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    both = host == "::" and socket.has_dualstack_ipv6()  # all addresses: those of IPv4, too
     try:
-        listener = socket.create_server((host, port), family=family, backlog=128)
+        listener = socket.create_server(
+            (host, port), family=family, backlog=128, dualstack_ipv6=both
+        )
         listener.setblocking(False)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:

@@ -44,10 +44,10 @@ _USER = re.compile(r"(?<=://)([^/?#]*)@")
 _USER_OF_S3 = re.compile(r"(?<=://)([^/?#]*:[^?#]*|[^/?#]*)@")
 """A secret key may have slashes that its author has not encoded; a bucket has no colon."""
 _SECRET = re.compile(
-    r"(?<=[?&])([^=&]*(?:secret|token|password|signature|key|sig)=)([^&#]*)", re.IGNORECASE
+    r"(?<=[?&;#])([^=&;]*(?:secret|token|password|signature|key|sig)=)([^&;#]*)", re.IGNORECASE
 )
-_NAMES = re.compile(r"[A-Za-z0-9_.-]*")
-"""A user's name without a password, as HDFS has it, or `anonymous`."""
+_NAMES = re.compile(r"(?:hdfs|viewfs|abfss?)://[A-Za-z0-9_.-]*@|[a-z]+://anonymous@", re.IGNORECASE)
+"""A user's name without a password, as HDFS has it, a container, or `anonymous`."""
 _ANY_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"']+")
 
 
@@ -57,11 +57,12 @@ def without_credentials(location: str) -> str:
         return location
     s3 = location.lower().startswith("s3")
     user = (_USER_OF_S3 if s3 else _USER).search(location)
-    if user is not None and (s3 or not _NAMES.fullmatch(user[1])):
+    if user is not None and not _NAMES.match(location):
         location = location[: user.start()] + location[user.end() :]
     while (found := _SECRET.search(location)) is not None:
         before, after = location[: found.start()], location[found.end() :]
-        location = before + after[1:] if after[:1] == "&" else before.rstrip("?&") + after
+        more = after[:1] in {"&", ";"}
+        location = before + after[1:] if more else before.rstrip("?&;#") + after
     return location
 
 
@@ -93,7 +94,10 @@ def whole_location(text: str) -> str:
     if not text or "://" in text:
         check_no_credentials(text)
         return text
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", text):
+    scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", text)
+    if scheme is not None:
+        url = f"{scheme[0]}//{text[scheme.end() :].lstrip('/')}"
+        check_no_credentials(url)
         raise Rejected(
             f"{text} is neither a path nor a URL",
             hint="Write a URL with its slashes: file:///srv/ledgers, s3://bucket/prefix.",

@@ -19,8 +19,8 @@ What it guarantees
        read costs a bounded amount of memory, and a thread for a bounded time.
     6. `close` ends within a few seconds, whatever clients do.
 
-server      Flight's side: listens
-endpoint    what it asks of a database; ends what is stuck
+server      a listener (`lowmark.node.listener`) for a database
+endpoint    what it asks of a database
 service     calls of the port, hello
 appending   streams of numbered batches
 receiving   messages of streams, with a bound for what they hold
@@ -30,7 +30,6 @@ plain       tables for Flight clients with none of our code
 sessions    what is kept for clients, and for how long
 noting      what the lock file says of a process that serves
 limits      what may be under way
-cutting     ends connections that are stuck
 """
 
 from typing import TYPE_CHECKING

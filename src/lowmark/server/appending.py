@@ -31,8 +31,8 @@ from lowmark.backend.protocol import (
 from lowmark.backend.values import Answer, Numbered
 from lowmark.catalog import TableId
 from lowmark.errors import LowmarkError
+from lowmark.node.slots import Slots
 from lowmark.server.checking import Checker
-from lowmark.server.limits import Slots
 from lowmark.server.receiving import chunks_of
 
 logger = logging.getLogger(__name__)

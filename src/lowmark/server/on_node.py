@@ -12,7 +12,7 @@ from lowmark.backend.spread import Spread
 from lowmark.client import Database
 from lowmark.errors import LowmarkError, Unavailable
 from lowmark.node import Node, NodeClosing
-from lowmark.node.server import Action
+from lowmark.node.action import Action, Call
 from lowmark.server.adopting import Adopter
 from lowmark.server.endpoint import HOLD_MS, Endpoint
 from lowmark.server.limits import Limits
@@ -57,7 +57,7 @@ def attach(node: Node, data: str, *, limits: Limits | None = None) -> None:
             time.sleep(again_s)
             again_s = min(2 * again_s, _AGAIN_S_MAX)
 
-    node.server.actions |= {one: _action(node, one) for one in (HELLO, CALL)}
+    node.server.offer_to_ours({one: _action(node, one) for one in (HELLO, CALL)})
     threading.Thread(target=run, name="lowmark-attach", daemon=True).start()
 
 
@@ -66,17 +66,17 @@ def _attach(node: Node, data: str, loop: threading.Thread, limits: Limits | None
     backend = Spread(node, data, runs_on=loop)
     try:
         database = Database(backend)
-        node.server.data = Endpoint(database, node.server.address, limits=limits, on_held=note.held)
+        node.server.data = Endpoint(database, node.server, limits=limits, on_held=note.held)
         backend.on_close(Adopter(backend).close)
-        note.answers_at(node.server.address)
+        note.answers_at(node.place.here)
     except BaseException:
         backend.close()  # the next attempt makes its own
         raise
 
 
 def _action(node: Node, name: str) -> Action:
-    def act(body: bytes, gone: object) -> Iterable[bytes]:
-        del gone
+    def act(body: bytes, call: Call) -> Iterable[bytes]:
+        del call
         endpoint = node.server.data
         if not isinstance(endpoint, Endpoint):
             # It is about to be there, and clients ask again; or it can't be.

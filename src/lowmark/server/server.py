@@ -1,90 +1,46 @@
-"""Flight's side of a server: it listens, and carries calls out on Flight's threads.
+"""An embedded database that is served: a listener, and the endpoint that answers for it.
 
 It listens from the moment it is made; a call that comes before the endpoint is there is refused as
-if the server was closing: clients ask again.
+if the server was starting: clients ask again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections import ChainMap
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, Final, Self
-
-import pyarrow as pa
-from pyarrow import flight
+from typing import Any, Self
 
 from lowmark.backend.connection import location_of, unix_path
-from lowmark.backend.embedded import Embedded
-from lowmark.backend.errors import ServerStuck
 from lowmark.backend.exits import at_exit, come_first
 from lowmark.backend.forks import check_fork, made
 from lowmark.backend.protocol import CALL, HELLO
 from lowmark.client import Database
 from lowmark.errors import LowmarkError
-from lowmark.node import NodeClosing
-from lowmark.node.messages import check_free, check_loopback, joined
-from lowmark.runtime import AddressUnusable, host_and_port
-from lowmark.server.endpoint import HOLD_MS, Endpoint, in_flight_s_words
+from lowmark.node.action import Action, Call
+from lowmark.node.addresses import Guard, Place, insecure_words, place_of
+from lowmark.node.listener import Listener
+from lowmark.node.owner import SCHEME
+from lowmark.runtime import host_and_port
+from lowmark.server.endpoint import HOLD_MS, Endpoint, served
 from lowmark.server.limits import Limits
 
-END_S: Final = 4.0
-"""A server that is closed ends within this; clients that do not let go are cut off."""
-
-
-class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
-    """What Flight calls, on threads of its own. It listens as soon as it is made."""
-
-    def __init__(self, server: Server, location: str) -> None:
-        self._server = server
-        super().__init__(location)
-
-    def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
-        with in_flight_s_words(action.type):
-            yield from self._server.act(action, context.is_cancelled)
-
-    def list_actions(self, context: Any) -> list[tuple[str, str]]:
-        del context
-        own = [(HELLO, "who is there"), (CALL, "a call of Lowmark's client")]
-        return [*own, *((name, "") for name in sorted(self._server.actions))]
-
-    def do_get(self, context: Any, ticket: Any) -> Any:
-        with in_flight_s_words("a read"):
-            return self._server.endpoint.get(context, ticket.ticket)
-
-    def list_flights(self, context: Any, criteria: bytes) -> Iterator[Any]:
-        del context, criteria
-        with in_flight_s_words("ListFlights"):
-            yield from self._server.endpoint.flights()
-
-    def get_flight_info(self, context: Any, descriptor: Any) -> Any:
-        del context
-        with in_flight_s_words("GetFlightInfo"):
-            return self._server.endpoint.info(descriptor)
-
-    def get_schema(self, context: Any, descriptor: Any) -> Any:
-        del context
-        with in_flight_s_words("GetSchema"):
-            return flight.SchemaResult(self._server.endpoint.schema(descriptor))
-
-    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        with in_flight_s_words("DoPut"):
-            self._server.endpoint.put(context, descriptor, reader, writer)
-
-    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        with in_flight_s_words("a stream of appends"):
-            self._server.endpoint.exchange(descriptor, reader, writer, context)
+logger = logging.getLogger(__name__)
 
 
 class Server:
     """Serves a database that this process has open. It listens from the moment it is made.
 
     `address` is `host:port` on this machine (port 0: a free one), or `unix:PATH`; a socket at that
-    path must be no other process's. The database stays open when the server is closed. `on_held`
-    is told which clients hold anything (see `Sessions`).
+    path must be no other process's. One that other machines can reach is refused (`NotLoopback`),
+    unless `insecure` says that all of them may read and change all data. `advertise` is what Flight
+    clients are told to connect to, if that is not `address`. The database stays open when the
+    server is closed. `on_held` is told which clients hold anything (see `Sessions`).
     """
 
     def __init__(
@@ -92,58 +48,61 @@ class Server:
         database: Database,
         address: str = "127.0.0.1:0",
         *,
+        advertise: str = "",
+        insecure: bool = False,
         limits: Limits | None = None,
         hold_ms: int = HOLD_MS,
         on_held: Callable[[frozenset[int]], None] = lambda _: None,
     ) -> None:
+        backend = served(database)
         check_fork(address)
+        location_of(address)  # refuses what is none
         path = unix_path(address)
+        place, guard = Place(address, address), Guard(insecure=insecure)
         if path is None:
-            address = check_loopback(address)
-            check_free(address)
+            place = place_of(address, advertise, guard=guard)
         self._lock = threading.Lock()
         self._closed = False
-        self._endpoint: Endpoint | None = None
-        backend = database.backend
-        self.actions = backend.node.actions if isinstance(backend, Embedded) else {}
-        """What clients may ask of the node itself, as of one that is served."""
-        try:
-            self._server = made(_FlightServer(self, location_of(address)))
-        except pa.ArrowException as error:
-            raise AddressUnusable(address, reason=str(error)) from error
+        self._listener = Listener(
+            place.listens_at if path is None else f"{SCHEME}{path}", on_open=_opened
+        )
         if path is None:
-            address = joined(host_and_port(address)[0], self._server.port)
-        self.address = address
+            place = place.with_port(host_and_port(self._listener.address)[1])
+        open_at = guard.open_at(place) if path is None else ()
+        if open_at:
+            logger.warning(insecure_words(f"the server at {place.listens_at}", open_at))
+        self.address = place.advertised
         """Where clients reach it; a port 0 has been replaced by the real one."""
         _open.add(self)
-        come_first()  # before Flight's own hook for its server
         try:
-            self._endpoint = Endpoint(
-                database, address, limits=limits, hold_ms=hold_ms, on_held=on_held
+            self.endpoint = Endpoint(
+                database,
+                self._listener,
+                advertised=place.advertised if path is None else "",
+                open_at=open_at,
+                limits=limits,
+                hold_ms=hold_ms,
+                on_held=on_held,
             )
         except BaseException:
-            self._server.shutdown()
+            self._listener.close()
             raise
+        # What may be asked of the node itself, as of one that is served: all that there is by then.
+        self._listener.actions = ChainMap({}, backend.node.actions)
+        self._listener.offer_to_ours({one: self._action(one) for one in (HELLO, CALL)})
+        self._listener.data = self.endpoint
+        self._listener.starting = False
 
-    @property
-    def endpoint(self) -> Endpoint:
-        """What answers."""
-        if self._endpoint is None:
-            raise NodeClosing
-        return self._endpoint
+    def _action(self, name: str) -> Action:
+        def act(body: bytes, call: Call) -> Iterable[bytes]:
+            del call
+            return [self.endpoint.act(name, body)]
 
-    def act(self, action: Any, gone: Callable[[], bool]) -> Iterable[bytes]:
-        """An action: of an endpoint, or of the node."""
-        body = action.body.to_pybytes()
-        of_node = self.actions.get(action.type)
-        if of_node is None:
-            return [self.endpoint.act(action.type, body)]
-        self.endpoint.check()
-        return of_node(body, gone)
+        return act
 
     def refuse(self) -> None:
         """Take nothing new; what is under way goes on."""
-        self.endpoint.refuse()
+        self._listener.refuse()
 
     def close(self) -> None:
         """End it, within a few seconds: clients that do not let go are cut off. Twice is fine."""
@@ -152,12 +111,7 @@ class Server:
                 return
             self._closed = True
         _open.discard(self)
-        ending = threading.Thread(target=self._server.shutdown, name="lowmark-end", daemon=True)
-        self.endpoint.refuse()
-        ending.start()
-        self.endpoint.end(lambda: not ending.is_alive(), within_s=END_S)
-        if ending.is_alive():
-            raise ServerStuck(self.address, waited_s=END_S)
+        self._listener.close()
 
     def __enter__(self) -> Self:
         return self
@@ -173,6 +127,11 @@ class Server:
 
 _open: weakref.WeakSet[Server] = weakref.WeakSet()
 _pid = os.getpid()
+
+
+def _opened(one: Any) -> None:
+    made(one)
+    come_first()  # before Flight's own hook for its server
 
 
 def _close_all() -> None:

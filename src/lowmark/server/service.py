@@ -51,7 +51,8 @@ from lowmark.client.distant_lookup import KEYS_MAX
 from lowmark.errors import LowmarkError
 from lowmark.metastore.commands import Not
 from lowmark.node import NodeClosing, NodeSilent
-from lowmark.server.limits import Limits, Slots
+from lowmark.node.slots import Slots
+from lowmark.server.limits import Limits
 from lowmark.server.receiving import chunks_of
 from lowmark.server.sessions import Sessions
 from lowmark.table import View
@@ -150,6 +151,7 @@ class Service:
                 machine=machine(),
                 info=encode(info),
                 members=self.backend.members(),
+                open_at=tuple(self.backend.node.open_at),
             )
         )
 

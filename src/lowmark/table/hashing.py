@@ -40,7 +40,7 @@ _Word = TypeVar("_Word", np.uint32, np.uint64)
 invariant(sys.byteorder == "little", "words are read as a little-endian machine has them")
 
 _BLOCK = 1 << 14
-"""So many rows are hashed at a time: what is worked on stays in the processor's cache."""
+"""This many rows are hashed at a time: what is worked on stays in the processor's cache."""
 
 _FEW = 8
 """So few rows are hashed one by one: that is quicker than a step over all of them."""

@@ -23,7 +23,7 @@ MESSAGE_BYTES_MAX = 4 << 20
 """Rows are sent in messages of at most this; or of one row."""
 ROW_BYTES_MAX = 7 << 20
 _UNPACKED_BYTES = UNPACKED_BYTES_MAX // 2
-"""So many bytes of rows are in a message however small they compress: a reader unpacks it whole.
+"""This many bytes of rows are in a message however small they compress: a reader unpacks it whole.
 It is well below what servers refuse, which count a little differently.
 """
 _MESSAGE_BYTES_LIMIT = ROW_BYTES_MAX + (512 << 10)

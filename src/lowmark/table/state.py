@@ -92,7 +92,7 @@ EPOCH_MAX = (1 << 32) - (1 << 13)
 """A header has 32 bits for an epoch, and a producer begins some by itself."""
 WHY_CHARACTERS_MAX = 200
 FINISHED_KEPT = 1_024
-"""Of so many transactions a repeated finish gets its first answer."""
+"""Of this many transactions a repeated finish gets its first answer."""
 BEGINS_KEPT = 64
 """A copy that takes snapshots seldom still finds one of them that its snapshot covers."""
 
@@ -110,7 +110,7 @@ class Trimmed(NamedTuple):
     """As far as holds allow; `position` is where the backlog begins now."""
     horizon: int
     batches: int
-    """So many died."""
+    """How many died."""
 
 
 class Finished(NamedTuple):

@@ -74,7 +74,7 @@ _KEEP_MS = 5_000
 """So often a node with readers looks whether its hold still stands."""
 _AGAIN_MS_MAX = 30_000
 _GONE_MAX = 256
-"""So many nodes that are gone are cleaned up after in one write."""
+"""This many nodes that are gone are cleaned up after in one write."""
 
 T = TypeVar("T")
 

@@ -19,18 +19,14 @@ from lowmark.group import CallLost, Future, GroupBusy, NoQuorum, OutcomeUnknown,
 from lowmark.metastore import MetastoreConfig
 from lowmark.metastore.errors import MetastoreUnreachable, NotInCluster
 from lowmark.node import AnswerLost, NodeClient, NodeUnreachable
+from lowmark.node.action import ActionUnknown, Call, NodeStarting
 from lowmark.node.actions import EXECUTE_S, MetaActions
 from lowmark.node.bridge import NodeClosed, NodeClosing, NodeSilent
+from lowmark.node.codes import ASKS_FOR_WHOLE
+from lowmark.node.errors import ServerFailed, ServerFull
+from lowmark.node.listener import Listener
 from lowmark.node.messages import CHANGES, Nothing
 from lowmark.node.node import STATUS_S
-from lowmark.node.server import (
-    ActionUnknown,
-    Gone,
-    NodeFailed,
-    NodeStarting,
-    Server,
-    ServerBusy,
-)
 from node.running import Running
 
 MAY_HAVE_HAPPENED = [
@@ -40,7 +36,7 @@ MAY_HAVE_HAPPENED = [
     CallLost("node 2", why="the connection broke"),
     NodeSilent(waited_s=1),
     NodeClosed(),
-    NodeFailed("meta.put", KeyError("x")),
+    ServerFailed("meta.put", KeyError("x")),
     NotInForce(7, wait_ms=60_000),
 ]
 DID_NOT_HAPPEN = [
@@ -48,36 +44,37 @@ DID_NOT_HAPPEN = [
     MetastoreUnreachable(waited_ms=10, why="nobody leads"),
     NotInCluster(),
     NodeClosing(),
-    ServerBusy(),
+    ServerFull("calls", limit=1),
 ]
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    server = Server("127.0.0.1:0")
+def server() -> Iterator[Listener]:
+    server = Listener("127.0.0.1:0")
     yield server
     server.close()
 
 
-def raising(error: Exception) -> Callable[[bytes, Gone], Iterable[bytes]]:
-    def act(_body: bytes, _gone: Gone) -> Iterable[bytes]:
+def raising(error: Exception) -> Callable[[bytes, Call], Iterable[bytes]]:
+    def act(_body: bytes, _call: Call) -> Iterable[bytes]:
         raise error
 
     return act
 
 
-def told(server: Server, error: LowmarkError) -> flight.FlightError:
+def told(server: Listener, error: LowmarkError) -> flight.FlightError:
     server.actions["fails"] = raising(error)
     raw = flight.FlightClient(f"grpc+tcp://{server.address}")
+    ours = flight.FlightCallOptions(headers=ASKS_FOR_WHOLE)
     with raw, pytest.raises(flight.FlightError) as failed:
-        list(raw.do_action(flight.Action("fails", b"")))
+        list(raw.do_action(flight.Action("fails", b""), ours))
     assert msgspec.json.decode(failed.value.extra_info)["class"] == type(error).__name__
     return failed.value
 
 
 @pytest.mark.parametrize("error", MAY_HAVE_HAPPENED, ids=lambda error: type(error).__name__)
 def test_what_may_have_happened_is_not_told_as_something_to_retry(
-    server: Server, error: LowmarkError
+    server: Listener, error: LowmarkError
 ) -> None:
     assert isinstance(error, Unavailable)
     assert type(told(server, error)) is flight.FlightServerError
@@ -85,12 +82,12 @@ def test_what_may_have_happened_is_not_told_as_something_to_retry(
 
 @pytest.mark.parametrize("error", DID_NOT_HAPPEN, ids=lambda error: type(error).__name__)
 def test_what_did_not_happen_may_be_retried_by_any_client(
-    server: Server, error: LowmarkError
+    server: Listener, error: LowmarkError
 ) -> None:
     assert type(told(server, error)) is flight.FlightUnavailableError
 
 
-def test_what_is_wrong_as_it_stands_is_not_retried(server: Server) -> None:
+def test_what_is_wrong_as_it_stands_is_not_retried(server: Listener) -> None:
     assert type(told(server, Rejected("no"))) is flight.FlightServerError
 
 
@@ -107,20 +104,20 @@ CHANGING: list[Callable[[NodeClient], object]] = [
 class Stuck:
     """Actions that have begun, and give no answer."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Listener) -> None:
         self.begun = threading.Event()
         self.go_on = threading.Event()
         for name in (*CHANGES, "meta.get"):
             server.actions[name] = self._act
 
-    def _act(self, _body: bytes, _gone: Gone) -> Iterable[bytes]:
+    def _act(self, _body: bytes, _call: Call) -> Iterable[bytes]:
         self.begun.set()
         self.go_on.wait(30)
         return []
 
 
 @pytest.fixture
-def stuck(server: Server) -> Iterator[Stuck]:
+def stuck(server: Listener) -> Iterator[Stuck]:
     stuck = Stuck(server)
     yield stuck
     stuck.go_on.set()
@@ -129,7 +126,7 @@ def stuck(server: Server) -> Iterator[Stuck]:
 @pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGING, ids=["put", "remove", "execute"])
 def test_a_change_without_an_answer_in_time_may_have_happened(
-    server: Server, stuck: Stuck, change: Callable[[NodeClient], object]
+    server: Listener, stuck: Stuck, change: Callable[[NodeClient], object]
 ) -> None:
     with NodeClient(server.address, timeout_s=0.5) as client:
         with pytest.raises(AnswerLost, match="not known whether") as lost:
@@ -176,7 +173,7 @@ class Between:
 
 @pytest.mark.parametrize("change", CHANGING, ids=["put", "remove", "execute"])
 def test_a_change_whose_connection_broke_may_have_happened(
-    server: Server, stuck: Stuck, change: Callable[[NodeClient], object]
+    server: Listener, stuck: Stuck, change: Callable[[NodeClient], object]
 ) -> None:
     # given a change that has arrived
     between = Between(server.address)
@@ -210,7 +207,7 @@ def test_a_change_under_way_when_its_node_stops_may_have_happened(tmp_path: Path
             begun.set()
             return Future()
 
-        def act(_body: bytes, _gone: Gone) -> Iterable[bytes]:
+        def act(_body: bytes, _call: Call) -> Iterable[bytes]:
             running.node.bridge.ask(never, timeout_s=30)
             return []
 
@@ -258,7 +255,7 @@ class _Usual:
         self.config = MetastoreConfig()
 
 
-def test_what_a_node_can_t_do_yet_is_not_taken_for_an_unknown_action(server: Server) -> None:
+def test_what_a_node_can_t_do_yet_is_not_taken_for_an_unknown_action(server: Listener) -> None:
     # given a node that has not made all its parts
     with NodeClient(server.address) as client:
         with pytest.raises(NodeStarting, match="still starting"):
