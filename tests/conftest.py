@@ -12,7 +12,8 @@ for them, and go when their test has passed. `LOWMARK_TESTS_ON=disk` (as in `mak
 them on the disk.
 
 And hosts: with `--hosts`, the nodes of a test are each in a host of their own, and the process of
-the tests is in one, too (`clusters/places.py`).
+the tests is in one, too (`clusters/places.py`). A test that is marked `hosts` is made by such a run
+where hosts can be made, and where they can't, here.
 
 And bytecode: pytest rewrites each test file before it compiles it, 15 seconds of processor time in
 every worker. What it made is kept, also where the environment forbids Python to write bytecode.
@@ -33,6 +34,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from clusters.places import in_hosts, world
+from hosts.between import passes_between_hosts
 from hosts.hosts import why_none
 from running import Runner, group_of, longest_first, shared_in_module
 from walls import STEP_MS, by_steps, wall_clock
@@ -109,6 +111,18 @@ def pytest_cmdline_main(config: pytest.Config) -> Iterator[None]:
         in_hosts(Path(folder), store=config.option.store),
     ):
         return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Have a test between hosts made by a process that goes into one."""
+    if pyfuncitem.get_closest_marker("hosts") is None or world() is not None or why_none():
+        return None
+    name = f"{pyfuncitem.path}::{pyfuncitem.originalname}"
+    folder = pyfuncitem.funcargs["tmp_path"]
+    assert isinstance(folder, Path)
+    passes_between_hosts(folder, name)
+    return True
 
 
 @pytest.hookimpl(trylast=True)  # the terminal comes first

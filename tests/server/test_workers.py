@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
@@ -18,13 +17,6 @@ from lowmark.client import Table
 from server.nodes import Nodes, table_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("workers")]
-
-
-@pytest.fixture
-def nodes(tmp_path: Path) -> Iterator[Nodes]:
-    # Of its own: where a node was killed, the low watermark waits for the readers that it had.
-    with Nodes(tmp_path, 3) as nodes:
-        yield nodes
 
 
 def compactable(table: Table) -> None:
@@ -66,8 +58,10 @@ class Worker:
         self._ends.close()
 
 
-def test_the_run_of_a_worker_that_is_killed_is_made_by_another_one(nodes: Nodes) -> None:
-    with nodes.connect(0) as db:
+@pytest.mark.hosts
+def test_the_run_of_a_worker_that_is_killed_is_made_by_another_one(tmp_path: Path) -> None:
+    # Nodes of its own: where one was killed, the low watermark waits for the readers that it had.
+    with Nodes(tmp_path, 3) as nodes, nodes.connect(0) as db:
         # given a table that is compacted by itself, and a worker that takes long
         table = table_of(db, "worked", replicas=3, partitions=2)
         for status in ("new", "paid"):
