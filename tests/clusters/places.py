@@ -47,6 +47,8 @@ class World:
     here: Host
     faults: Faults
     store: ObjectStore | None = None
+    delay_ms: float = 0.0
+    """What leaves a node arrives so much later."""
     options: tuple[str, ...] = ("--insecure",)
     """Of every node: it is reached by others."""
 
@@ -61,7 +63,7 @@ def world() -> World | None:
 
 
 @contextmanager
-def in_hosts(folder: Path, *, store: bool = False) -> Iterator[World]:
+def in_hosts(folder: Path, *, store: bool = False, delay_ms: float = 0.0) -> Iterator[World]:
     """Have this process in a host, and all nodes that it starts in hosts of their own. It must have
     one thread only, and stays there.
     """
@@ -70,15 +72,13 @@ def in_hosts(folder: Path, *, store: bool = False) -> Iterator[World]:
         here = hosts.add("client")
         here.enter()
         objects = ends.enter_context(ObjectStore(hosts)) if store else None
-        _worlds.append(World(hosts, here, Faults(hosts), objects))
+        _worlds.append(World(hosts, here, Faults(hosts), objects, delay_ms))
         ends.callback(_worlds.pop)
         yield _worlds[-1]
 
 
 @contextmanager
-def places(
-    folders: Sequence[Path], *, shared: Sequence[Path] = (), delay_ms: float = 0.0
-) -> Iterator[list[Place]]:
+def places(folders: Sequence[Path], *, shared: Sequence[Path] = ()) -> Iterator[list[Place]]:
     """Places for nodes that have these folders, in one folder for all. Of that, a node in a host
     sees its own, and what is shared.
     """
@@ -97,7 +97,7 @@ def places(
             shared[-1].mkdir(exist_ok=True)
             ledgers = str(shared[-1])
         for folder in folders:
-            host = found.hosts.add(folder=folder, shared=shared, delay_ms=delay_ms)
+            host = found.hosts.add(folder=folder, shared=shared, delay_ms=found.delay_ms)
             ends.callback(found.hosts.remove, host)
             listen, peers = (f"{host.address}:{port}" for port in (PORT, PEERS_PORT))
             settings = {"LOWMARK_LEDGER_LOCATION": ledgers}

@@ -31,6 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.release, pytest.mark.timeout(ENDS_S 
         ("server/test_staging.py",),
         ("server/test_workers.py",),
     ],
+    ids=" ".join,
 )
 def test_a_cluster_between_hosts(words: tuple[str, ...], tmp_path: Path) -> None:
     path, *more = words
