@@ -1,66 +1,79 @@
-"""An object store on a host of its own: moto, which speaks S3's protocol."""
+"""An object store on a host of its own: moto, which speaks S3's protocol.
+
+python -m hosts.store ADDRESS
+"""
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import os
 import subprocess
 import sys
 from typing import Self
 
-from pyarrow import fs
-
-from eventually import eventually
-from hosts.hosts import Host, Hosts
+from clusters.processes import own_path
+from hosts.hosts import Hosts, HostsUnavailable
 
 PORT = 9000
 BUCKET = "lowmark"
 KEYS = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_EC2_METADATA_DISABLED": "true"}
-_READY_S = 60.0
 
 
 class ObjectStore:
     """It has one bucket. This process, and all that it starts, has the keys in its environment."""
 
     def __init__(self, hosts: Hosts) -> None:
-        self.host: Host = hosts.add("store")
+        self.host = hosts.add("store")
         self._process: subprocess.Popen[bytes]
 
     def __enter__(self) -> Self:
         os.environ.update(KEYS)
-        words = ["-m", "moto.server", "--host", self.host.address, "--port", str(PORT)]
+        words = [sys.executable, "-m", "hosts.store", self.host.address]
         self._process = subprocess.Popen(
-            self.host.command([sys.executable, *words]),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
+            self.host.command(words),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            env=own_path(),
         )
-        try:
-            eventually(self._answers, deadline_s=_READY_S)
-        except BaseException:
+        assert self._process.stdout is not None
+        if self._process.stdout.readline() != b"ready\n":
             self.__exit__()
-            raise
+            raise HostsUnavailable("the object store did not start")
         return self
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()
-        self._process.wait()
+        self._process.communicate()
+        for key in KEYS:
+            os.environ.pop(key, None)
 
     def location(self, folder: str) -> str:
         """Where a database has its ledgers there."""
         place = f"endpoint_override={self.host.address}:{PORT}&scheme=http&region=us-east-1"
         return f"s3://{BUCKET}/{folder}?{place}"
 
-    def _answers(self) -> bool:
-        assert self._process.poll() is None, "the object store has ended"
-        there = f"{self.host.address}:{PORT}"
-        with contextlib.suppress(OSError):
-            fs.S3FileSystem(
-                region="us-east-1",
-                scheme="http",
-                endpoint_override=there,
-                allow_bucket_creation=True,
-                retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=1),
-            ).create_dir(BUCKET)
-            return True
-        return False
+
+def main() -> None:
+    """Serve until stdin ends."""
+    from moto.server import ThreadedMotoServer  # noqa: PLC0415
+    from pyarrow import fs  # noqa: PLC0415
+
+    address = sys.argv[1]
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address=address, port=PORT, verbose=False)
+    server.start()
+    fs.S3FileSystem(
+        region="us-east-1",
+        scheme="http",
+        endpoint_override=f"{address}:{PORT}",
+        allow_bucket_creation=True,
+    ).create_dir(BUCKET)
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    sys.stdin.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
