@@ -121,9 +121,10 @@ def invariant(ok: object, message: str) -> None:
 # -- by name --------------------------------------------------------------------------------------
 
 _DEFINED_IN = {
+    "lowmark.authority.errors": "AuthorityRefused CertificateRefused",
     "lowmark.backend.errors": (
         "AnswerUnread AppendFailed Cancelled Closed DirectoryChanged Ended EpochUnread Forked"
-        " HoldUnknown OtherDatabase PackageMissing PartlyMade PlanOutdated ProducerClosed"
+        " HoldUnknown OtherDatabase PackageMissing PartlyMade PlanOutdated ProducerClosed PutEnded"
         " ProtocolRefused ReadOnly ReaderEnded RequestRefused RowMisplaced RowsLost"
         " RowsUnrecoverable RunUnderWay SegmentsElsewhere TableUnknown"
     ),
@@ -146,7 +147,7 @@ _DEFINED_IN = {
     "lowmark.node": (
         "AnswerLost NodeSilent NodeUnreachable NotADatabase NotAdvertised NotLoopback"
     ),
-    "lowmark.node.errors": "PermissionDenied ServerFailed ServerFull ServerStuck Unauthenticated",
+    "lowmark.node.errors": "PermissionDenied ServerFailed ServerFull ServerStuck",
     "lowmark.ledger.claim": "LedgersUnseen",
     "lowmark.ledger.errors": (
         "LedgerDamaged LedgerLost LedgerMisplaced NothingLike ProofFailed SourceMoved"
@@ -180,10 +181,15 @@ _DEFINED_IN = {
         " LogBusy LogClosed NewerFormat NotContiguous"
     ),
     "lowmark.placement.rebuilding": "CopyNeeded CopySound",
+    "lowmark.tokens.errors": (
+        "NoSuchToken TokenExists TokenExpired TokenMalformed TokenMissing TokenRevoked TokenUnknown"
+        " TokensFull TokensUnknown Unauthenticated"
+    ),
     "lowmark.runtime.clock": "ClockSkew",
     "lowmark.runtime.disk": "DiskFailed DiskFull Locked NoHandles NotAllowed StoreFailed",
     "lowmark.runtime.network": "AddressInUse AddressUnusable",
-    "lowmark.runtime.tls": "TlsUnusable",
+    "lowmark.runtime.refusals": "AuthorityUnusable ServerNotTrusted TlsNeeded TlsNotSpoken",
+    "lowmark.runtime.tls": "KeyMismatch TlsUnusable",
 }
 """Where each error is defined that callers catch; `tests/docs/test_errors.py` keeps it complete."""
 

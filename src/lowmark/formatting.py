@@ -67,3 +67,16 @@ def near(wrong: str, known: Iterable[str], *, of: str = "The table has") -> str:
         return f"Did you mean {folded[found[0]]}?"
     some = ", ".join(names[:20])
     return f"{of} {some}{'' if len(names) <= 20 else ' and others'}."
+
+
+def insecure_words(node: str, open_at: Iterable[str]) -> str:
+    """What a person is told of a node at which strangers can come in."""
+    return (
+        f"{node} is insecure: other machines can reach {' and '.join(open_at)}, and read and change"
+        " all data there without a token"
+    )
+
+
+def by_text(author: str, token: str) -> str:
+    """A node or a process, and the name of the token by which it was asked, if by one."""
+    return f"{token}@{author}" if token else author

@@ -84,6 +84,14 @@ class EncodedBackend:
         return found
 
     @property
+    def caller(self) -> str:
+        return self._backend.caller
+
+    @property
+    def open_at(self) -> tuple[str, ...]:
+        return self._backend.open_at
+
+    @property
     def closed(self) -> bool:
         return self._backend.closed
 

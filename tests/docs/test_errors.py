@@ -48,6 +48,7 @@ _OTHERS = frozenset(
         "DoPut",
         "FlightInfo",
         "GetFlightInfo",
+        "GetSchema",
         "Producing",
         "Server",
         "Future",

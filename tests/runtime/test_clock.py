@@ -104,6 +104,28 @@ def test_a_time_is_followed_unless_it_is_too_far_ahead() -> None:
     assert clock.latest == latest
 
 
+@pytest.mark.parametrize("by_log", [True, False])
+def test_a_clock_that_is_too_far_ahead_follows_others_that_are_as_far(by_log: bool) -> None:
+    # given a clock that was wrong for a while, or whose log has times of one that was
+    wrong = at(1_000 + 10 * MAX_SKEW_MS)
+    wall = Wall(1_000)
+    clock = HybridClock(wall, max_skew_ms=MAX_SKEW_MS)
+    if by_log:
+        clock.catch_up(wrong)
+    else:
+        wall.millis = millis_of(wrong)
+        clock.now()
+        wall.millis = 1_000
+    # when another one like it has given some more times within that millisecond
+    clock.follow(wrong + 5)
+    # then this one goes on above them
+    assert clock.now() > wrong + 5
+    # and it follows none into the next millisecond
+    latest = clock.latest
+    clock.follow(at(1_001 + 10 * MAX_SKEW_MS))
+    assert clock.latest == latest
+
+
 def test_time_fits_into_64_bits_up_to_its_last_moment() -> None:
     clock = HybridClock(Wall(LAST_MS))
     assert clock.now() == at(LAST_MS)

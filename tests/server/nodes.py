@@ -30,15 +30,24 @@ class Nodes:
     """So many nodes in a folder; they end with the `with`."""
 
     def __init__(
-        self, path: Path, count: int, *, started: int | None = None, **settings: str
+        self,
+        path: Path,
+        count: int,
+        *,
+        started: int | None = None,
+        **settings: str,
     ) -> None:
         """With these settings in the environment, besides `SETTINGS`; the first are started."""
-        self.folder = path
+        self._path = path
         self._settings = SETTINGS | settings
         self._ends = ExitStack()
         folders = [path / f"n{number}" for number in range(count)]
         self.places = self._ends.enter_context(places(folders))
         self._processes: dict[int, subprocess.Popen[str]] = {}
+        self.more: dict[int, list[str]] = {}
+        """Options of nodes besides these."""
+        self.ca: str | None = None
+        """Whom clients believe, if nodes speak TLS."""
         try:
             for number in range(count if started is None else started):
                 self.start(number, join=number > 0)
@@ -60,21 +69,33 @@ class Nodes:
 
     def start(self, number: int, *, join: bool = False, by: int = 0) -> None:
         """With `join`, by way of another node, the first one unless told otherwise."""
-        place, data = self.places[number], self.folder / f"n{number}"
+        place, data = self.places[number], self._path / f"n{number}"
         words = ["serve", "--data", str(data), "--json", *place.options]
         if not data.exists() or not any(data.iterdir()):  # else it has its name
             words += ["--name", f"n{number}"]
         words += ["--listen", place.listen, "--peers", place.peers]
         words += ["--join", self.address(by)] if join else []
-        process = subprocess.Popen(
-            place.command([sys.executable, "-m", "lowmark", *words]),
-            env=os.environ | place.environment | self._settings,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+        words += self.more.get(number, [])
+        words += self.options(join=join)
+        with (self._path / f"n{number}.stderr").open("ab") as said:
+            process = subprocess.Popen(
+                place.command([sys.executable, "-m", "lowmark", *words]),
+                env=os.environ | place.environment | self._settings,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                text=True,
+            )
         self._processes[number] = process
         assert json.loads(self.line(number))["listen"] == place.listen
+
+    def options(self, *, join: bool) -> list[str]:
+        """What else the command says."""
+        del join
+        return []
+
+    def said(self, number: int) -> str:
+        """What a node has said on stderr."""
+        return (self._path / f"n{number}.stderr").read_text()
 
     def line(self, number: int) -> str:
         """What a node says next on stdout: that it is ready."""
@@ -83,6 +104,12 @@ class Nodes:
         said = stdout.readline()
         assert said, f"node {number} did not start"
         return said
+
+    def stop(self, number: int) -> None:
+        """In good order."""
+        process = self._processes.pop(number)
+        process.terminate()
+        process.communicate()
 
     def kill(self, number: int) -> None:
         process = self._processes.pop(number)
@@ -102,11 +129,12 @@ class Nodes:
         return self.places[number].listen
 
     def connect(self, number: int) -> Database:
-        return lowmark.connect(self.address(number), timeout_s=START_S)
+        scheme = "lowmark+tls://" if self.ca is not None else ""
+        return lowmark.connect(f"{scheme}{self.address(number)}", ca=self.ca, timeout_s=START_S)
 
     def open(self, number: int) -> Database:
         """As a guest, by the directory of a node."""
-        return lowmark.open(self.folder / f"n{number}")
+        return lowmark.open(self._path / f"n{number}")
 
     def number_of(self, address: str) -> int:
         return [place.listen for place in self.places].index(address)

@@ -29,6 +29,8 @@ from lowmark.backend.protocol import (
 )
 from lowmark.backend.values import BatchRange, Numbered, ReadRange
 from lowmark.client import Database, Table
+from lowmark.node import NodeClient
+from lowmark.node.messages import BODY_BYTES_MAX, Nothing
 from lowmark.node.slots import Slots
 from lowmark.server import Limits, appending
 from lowmark.server.appending import AppendStream
@@ -343,3 +345,24 @@ def test_quick_calls_go_on_beside_clients_that_have_all_streams_of_calls(
         assert time.monotonic() - began < 5
     for other in others:
         other.close()
+
+
+def test_the_actions_of_an_embedded_node_have_the_limits_of_a_served_one(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with NodeClient(served.address) as client:
+        # given an action with a body that is too long, then it is refused before anything happens
+        with pytest.raises(errors.Rejected, match="too long"):
+            client.put(b"k", bytes(BODY_BYTES_MAX))
+        # and so is one that nobody knows, and one more than may be under way
+        with pytest.raises(errors.Rejected, match=r"no action 'meta\.forget'"):
+            client.ask("meta.forget", Nothing(), Nothing)
+        watch = client.watch(b"")
+        next(watch)
+        monkeypatch.setattr(served.server.listener._calls, "_limit", 1)
+        with pytest.raises(errors.ServerFull, match="1 calls under way"):
+            client.status()
+        with pytest.raises(errors.ServerFull, match="1 calls under way"):
+            lowmark.connect(served.address, timeout_s=0.5)
+        monkeypatch.undo()
+        assert client.status().nodes

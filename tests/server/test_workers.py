@@ -34,7 +34,7 @@ class Worker:
     def __init__(self, nodes: Nodes, number: int, *more: str) -> None:
         words = ["worker", "--node", nodes.address(number), "--engine", "local", "--json"]
         self._ends = ExitStack()
-        (place,) = self._ends.enter_context(places([nodes.folder / f"worker-{number}"]))
+        (place,) = self._ends.enter_context(places([nodes._path / f"worker-{number}"]))
         self.process = subprocess.Popen(
             place.command([sys.executable, "-m", "lowmark", *words, "--lease", "1", *more]),
             stdout=subprocess.PIPE,

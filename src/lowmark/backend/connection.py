@@ -12,8 +12,9 @@ connection is given a way to find it (`locate`), and looks there whenever the la
 server that is a node of a cluster says where the others are (`Welcome.members`): when it is away,
 gives no answer, or can't answer because it is cut off from the others, the first of them that says
 hello takes its place, also of one that was found by `locate`. So it does at the first call, where a
-user has named several. Only what fails on the way to the server of now makes a connection leave it:
-what was under way to the one before ends with that.
+user has named several. Nodes may move, one after another, while a client stays at the one that is
+last: so it asks every now and then where they are (`keep_up`). Only what fails on the way to the
+server of now makes a connection leave it: what was under way to the one before ends with that.
 """
 
 from __future__ import annotations
@@ -51,15 +52,20 @@ from lowmark.backend.protocol import (
 )
 from lowmark.backend.values import DatabaseInfo
 from lowmark.errors import Corrupt, LowmarkError, Rejected
+from lowmark.faces import deferred
 from lowmark.fault import decode_fault
 from lowmark.group import NoQuorum, NotLeader, OutcomeUnknown, ReadTimedOut, Superseded
 from lowmark.metastore.errors import MetastoreUnreachable
 from lowmark.node import AnswerLost, NodeClosing, NodeSilent, NodeUnreachable
 from lowmark.node.action import ActionUnknown, NodeStarting
 from lowmark.node.owner import is_plain_path
+from lowmark.node.showing import showing
 from lowmark.runtime import host_and_port
+from lowmark.runtime.network import TLS_SCHEME, speaks_tls
 from lowmark.table import PartitionNotHere
+from lowmark.tokens import Secret, TokensUnknown
 
+refusal_at, roots_for = deferred("lowmark.runtime.handshake", "refusal_at", "roots_for")
 _UNIX: Final = "unix:"
 _NOT_SENT: Final = "failed to connect"
 """What gRPC says, and says only, when there was no connection to send anything by."""
@@ -70,6 +76,8 @@ _OPTIONS: Final = [
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 500),
+    # A name may mean another machine than before; by default it is looked up every 30 seconds.
+    ("grpc.dns_min_time_between_resolutions_ms", 500),
     # A server that is gone without a word is found out.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -82,14 +90,16 @@ _SLACK_S = 1.0
 """A server says itself that it was too slow: it has the time of the call, the way there this."""
 _ATTEMPT_S = 3.0
 """What is safe to ask again is asked again after this, where another server may answer."""
+_MEMBERS_S = 5.0
+"""Where the others are is heard again after this, by a client that has something to ask."""
 _MEMBER_S = 2.0
 """A member of a cluster that takes longer to say hello is passed over."""
 _AWAY = (NodeUnreachable, NodeClosing, Ended)
-_UNTOUCHED = (NotLeader, Superseded, MetastoreUnreachable, PartitionNotHere)
+_UNTOUCHED = (NotLeader, Superseded, MetastoreUnreachable, PartitionNotHere, TokensUnknown)
 """A node could do nothing, and did not: another one may."""
 _DONE_MAYBE = (Ended, NodeSilent)
 """A server did not wait for the end of what it was asked."""
-_STUCK = (NotLeader, MetastoreUnreachable, NoQuorum, ReadTimedOut, NodeSilent)
+_STUCK = (NotLeader, MetastoreUnreachable, NoQuorum, ReadTimedOut, NodeSilent, TokensUnknown)
 """A node may be cut off from the others: the next call is made elsewhere."""
 _FLIGHT_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
 
@@ -107,12 +117,17 @@ Explain: TypeAlias = Callable[[LowmarkError], LowmarkError]
 """Gives what is known of a server that does not answer."""
 
 
-def _client(address: str) -> Any:
-    return made(flight.FlightClient(location_of(address), generic_options=_OPTIONS))
+def _client(address: str, ca: str | None, secret: Secret | None) -> Any:
+    roots = roots_for(address, ca) if speaks_tls(address) else {}
+    shown = showing(secret)
+    there = location_of(address)
+    return made(flight.FlightClient(there, generic_options=_OPTIONS, middleware=shown, **roots))
 
 
 def location_of(address: str) -> str:
-    """An address as Flight has it: `host:port`, or `unix:PATH`."""
+    """An address as Flight has it: `host:port`, with `lowmark+tls://` before it if its server
+    speaks TLS, or `unix:PATH`.
+    """
     if address.startswith(("grpc+", "grpc://")):
         return address
     path = unix_path(address)
@@ -131,12 +146,17 @@ def location_of(address: str) -> str:
             " with commas between.",
         )
     shown = f"[{host}]" if ":" in host else host
-    return f"grpc+tcp://{shown}:{port}"
+    return f"{'grpc+tls' if speaks_tls(address) else 'grpc+tcp'}://{shown}:{port}"
 
 
 def addresses_of(given: object) -> list[str]:
-    """The addresses that a user has named: text with commas between, or a list of them."""
-    parts: list[object] = [*given.split(",")] if isinstance(given, str) else []
+    """The addresses that a user has named: text with commas between, or a list of them. TLS before
+    the first of a text is meant for all of them.
+    """
+    parts: list[object] = []
+    if isinstance(given, str):
+        scheme = TLS_SCHEME if speaks_tls(given.strip()) else ""
+        parts = [f"{scheme}{one.strip().removeprefix(scheme)}" for one in given.split(",")]
     if isinstance(given, list | tuple):
         parts = [*given]
     found = [one.strip() for one in parts if isinstance(one, str)]
@@ -187,10 +207,15 @@ class Connection:
         members: Members | None = None,
         also: Sequence[str] = (),
         cluster: str = "",
+        ca: str | None = None,
         explain: Explain | None = None,
         on_away: Callable[[], None] = lambda: None,
+        secret: Secret | None = None,
     ) -> None:
-        """`also`: addresses of other nodes of its cluster, which its user has named."""
+        """`also`: addresses of other nodes of its cluster, which its user has named. `ca`: a file
+        of authorities that sign the certificates of its servers, where they speak TLS. `secret`:
+        the token that it shows to each of them.
+        """
         check_fork(address)
         self._given = {address, *also} if also else set()
         self._on_away = on_away
@@ -206,9 +231,13 @@ class Connection:
         self._closed = False
         self.cluster = ""
         """Its database: the same at each server that it goes to; empty until one has said it."""
-        self._flight = _client(address)
+        self._ca = ca
+        self._secret = secret
+        self._flight = _client(address, ca, secret)
         self._calls = CallStreams(lambda: self._exchange(CALLS, "calls")[:2])
         self.welcome: Welcome
+        self._members_at = time.monotonic()
+        """When it was last asked where the others are."""
         try:
             self.welcome = self._hello(timeout_s)
             if cluster and self.welcome.cluster != cluster:
@@ -285,7 +314,7 @@ class Connection:
     def _follow(self, owner: str) -> None:
         """Go to the owner of now, if it is another one."""
         if owner != self.address:
-            self._goes_to(owner, _client(owner), leaves=False)
+            self._goes_to(owner, _client(owner, self._ca, self._secret), leaves=False)
 
     @property
     def has_others(self) -> bool:
@@ -315,11 +344,31 @@ class Connection:
         """The server of now, and the others that would do."""
         return [self.address, *(self._others() if self._locate is None else ())]
 
+    def keep_up(self) -> None:
+        """Hear again where the other nodes are, if that was some time ago. It waits for nothing."""
+        if time.monotonic() < self._members_at + _MEMBERS_S or not self._follows_members():
+            return
+        self._members_at = time.monotonic()
+        threading.Thread(target=self._hear_members, name="lowmark-members", daemon=True).start()
+
+    def _follows_members(self) -> bool:
+        return self._members is None and bool(hasattr(self, "welcome") and self.welcome.members)
+
+    def _hear_members(self) -> None:
+        there = self._flight
+        try:
+            welcome = _asked_hello(there, _MEMBER_S)
+        except (*_FLIGHT_ERRORS, LowmarkError):
+            return  # the next call finds out what is the matter
+        if there is self._flight and welcome.cluster == self.cluster:
+            self.welcome = welcome
+
     def _find_member(self, left_s: float) -> None:
         """Go to the first server that says hello, be it the one that was away."""
         ends_at = time.monotonic() + left_s
         for address in [*self._others(), self.address]:
-            client = self._flight if address == self.address else _client(address)
+            here = address == self.address
+            client = self._flight if here else _client(address, self._ca, self._secret)
             limit_s = max(0.0, min(_MEMBER_S, ends_at - time.monotonic()))
             try:
                 welcome = _asked_hello(client, limit_s)
@@ -405,6 +454,7 @@ class Connection:
         has twice that. One that can't do it now is left, too.
         """
         began, pause_s, attempts = time.monotonic(), _PAUSE_S, 0
+        refusal: LowmarkError | None = None
         while True:
             self.check()
             attempt_s = left_s = max(0.0, ends_at - time.monotonic())
@@ -415,19 +465,34 @@ class Connection:
             there = None
             try:
                 there = self._there(left_s)
-                return ask(there, left_s, attempt_s)
+                answer = ask(there, left_s, attempt_s)
+                self.keep_up()
+                return answer
             except (*_FLIGHT_ERRORS, LowmarkError) as error:
                 named, done_maybe = self._in_our_words(name, error, ends_at - began, there)
                 self.check()
+                if not done_maybe and isinstance(named, NodeUnreachable):
+                    refusal = refusal or self._refusal()
+                    if refusal is not None and not self.has_others:
+                        raise refusal from error
                 if isinstance(named, _STUCK) and there is self._flight:
                     self.leave()
                 if done_maybe and not safe:
                     raise self._unknown(name, named) from error
                 passes = _may_pass(named) or (self.has_others and _is_theirs(named, safe=safe))
                 if not passes or time.monotonic() + pause_s >= ends_at:
+                    if refusal is not None and isinstance(named, NodeUnreachable):
+                        raise refusal from error
                     raise self.told(named) from error
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+
+    def _refusal(self) -> LowmarkError | None:
+        """What TLS has to do with it that there is no connection to the server of now."""
+        if unix_path(self.address) is not None:
+            return None
+        found: LowmarkError | None = refusal_at(self.address, self._ca)
+        return found
 
     def told(self, error: LowmarkError) -> LowmarkError:
         """An error with what is known of a server that gives no answer, to anything."""
@@ -586,7 +651,7 @@ def _is_full(error: flight.FlightError) -> bool:
 
 def _may_pass(error: LowmarkError) -> bool:
     """Whether it is worth asking again: the server is away, closing, or has too much to do."""
-    return isinstance(error, (*_AWAY, ServerFull))
+    return isinstance(error, (*_AWAY, ServerFull, TokensUnknown))
 
 
 def _is_theirs(error: LowmarkError, *, safe: bool) -> bool:

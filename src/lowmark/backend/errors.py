@@ -84,6 +84,19 @@ class PartlyMade(OutcomeUnknown):
         self.made, self.missing = list(made), list(missing)
 
 
+class PutEnded(OutcomeUnknown):
+    """A stream of batches that ended behind some that are stored."""
+
+    def __init__(self, batches: int, *, cause: LowmarkError) -> None:
+        LowmarkError.__init__(
+            self,
+            f"the stream of rows ended after {batches} batches: {cause.message}",
+            detail="Each batch that was answered is stored, and the one behind them is not.",
+            hint="Send what has no answer, in another stream.",
+        )
+        self.batches = batches
+
+
 def _partitions(numbers: Sequence[int]) -> str:
     return f"partition{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 

@@ -75,6 +75,14 @@ class Backend(Protocol):
         """What is settled of it."""
 
     @property
+    def open_at(self) -> tuple[str, ...]:
+        """The addresses at which strangers can come in, at the process that answers."""
+
+    @property
+    def caller(self) -> str:
+        """The name of the token that lets this client in; empty: none is asked for."""
+
+    @property
     def closed(self) -> bool:
         """Whether it was closed here, or belongs to another process."""
 

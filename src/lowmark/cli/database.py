@@ -14,7 +14,6 @@ import typer
 
 from lowmark import access
 from lowmark.backend.connection import addresses_of
-from lowmark.backend.remote import RemoteBackend
 from lowmark.catalog import Table as TableDescriptor
 from lowmark.catalog import type_text
 from lowmark.cli.node_option import (
@@ -25,8 +24,8 @@ from lowmark.cli.node_option import (
     named_place,
     variable,
 )
-from lowmark.cli.output import warn_of_strangers
 from lowmark.cli.session import WrongUse, settings_of, wrong_use
+from lowmark.cli.strangers import warn_of_strangers
 from lowmark.client import Database, Table
 from lowmark.client.table_reading import Start
 from lowmark.convert.text import from_text
@@ -87,8 +86,7 @@ def opened_database(
                 log_disk(str(Path(named)), missing_hint=hint, hint=hint)
         with wrong_use(NotADatabase):
             database = access.open_database(named, settings=settings_of(ctx), read_only=read_only)
-    if isinstance(database.backend, RemoteBackend):
-        warn_of_strangers(database.backend.addresses[0], database.backend.open_at)
+    warn_of_strangers(database.backend.open_at)
     try:
         yield database
     except BaseException:

@@ -16,7 +16,6 @@ from rich.table import Table
 from rich.text import Text
 
 from lowmark.errors import LowmarkError
-from lowmark.node.addresses import insecure_words
 
 Cell = str | int | float | bool | None
 
@@ -102,13 +101,6 @@ def show_error(error: LowmarkError, *, as_json: bool) -> None:
         console.print(Text(f"  {error.detail}"))
     if error.hint:
         console.print(Text.assemble(("  hint: ", "bold"), error.hint))
-
-
-def warn_of_strangers(address: str, open_at: Sequence[str]) -> None:
-    """Say on stderr, before anything else, that strangers can come in at the node that is asked."""
-    if open_at:
-        words = insecure_words(f"the node at {address}", open_at)
-        print(f"warning: {words}", file=sys.stderr, flush=True)
 
 
 def _stdout() -> Console:

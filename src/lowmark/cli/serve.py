@@ -13,14 +13,21 @@ import typer
 from lowmark.cli.dev import serve_dev
 from lowmark.cli.output import Json
 from lowmark.cli.session import settings_of, wrong_use
+from lowmark.cli.strangers import warn_of_strangers
 from lowmark.errors import Rejected
 from lowmark.metastore import MetastoreOutdated
 from lowmark.node import DEFAULT_ENDPOINT, Guard, Node, NodeOptions, check_directory, data_path
-from lowmark.node.addresses import insecure_words, place_of
+from lowmark.node.addresses import place_of
 from lowmark.server.on_node import attach
 
 SWITCH_INTERVAL_SECONDS = 0.0005
 """At Python's default of 5 ms, a thread that syncs waits ten times longer beside a busy one."""
+
+
+TLS_1_3_ALONE = "ECDHE-PSK-AES128-CBC-SHA"
+"""The suites of TLS 1.2 that gRPC offers: one that needs a key which nobody has. So no handshake
+of 1.2 ends; the suites of 1.3 are separate.
+"""
 
 
 def serve(
@@ -67,6 +74,9 @@ def serve(
             " reach them can read and change all data.",
         ),
     ] = False,
+    tokens: Annotated[
+        bool, typer.Option("--tokens", help="Take only calls that show a token.")
+    ] = False,
     join: Annotated[
         str,
         typer.Option(
@@ -90,6 +100,21 @@ def serve(
             show_default="the last ones",
         ),
     ] = None,
+    tls: Annotated[
+        str,
+        typer.Option(
+            metavar="DIR",
+            help="A folder with ca.pem, cert.pem and key.pem, as `lowmark tls issue` makes it.",
+            show_default="no TLS",
+        ),
+    ] = "",
+    tls_mode: Annotated[
+        str,
+        typer.Option(
+            metavar="allow|require",
+            help="allow: take nodes without TLS, too, while a cluster goes over to it.",
+        ),
+    ] = "require",
     dev: Annotated[
         int | None,
         typer.Option(
@@ -108,6 +133,10 @@ def serve(
     one. Another --rack changes it, and may move replicas; --rack "" takes it away. --attribute
     replaces all attributes; --attribute "" takes them away.
 
+    A node that founds a cluster writes the token of an administrator to the file admin.token in its
+    directory. With --tokens the node takes only calls that show a token; give it to all nodes of a
+    cluster. A node that joins such a cluster shows one, too: --token-file, or $LOWMARK_TOKEN.
+
     Clients and other nodes are sent to where the node listens, or to --advertise and
     --advertise-peers: a name is looked up at each connection. Addresses can be others at the next
     start; the cluster learns them from the node.
@@ -123,10 +152,13 @@ def serve(
     Example: lowmark serve --data n2 --listen 127.0.0.1:6572 --join 127.0.0.1:6570
     """
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+    os.environ.setdefault("GRPC_SSL_CIPHER_SUITES", TLS_1_3_ALONE)
     with wrong_use():
         data = data_path(data) if data.strip() else data
-        others = advertise or peers or advertise_peers or insecure or join or name or attribute
-        if dev is not None and (others or rack is not None):
+        others = (
+            advertise or peers or advertise_peers or insecure or join or name or attribute or tls
+        )
+        if dev is not None and (others or tokens or rack is not None):
             raise Rejected(
                 "--dev starts nodes of its own: they have no other options",
                 hint="Leave out all but --data, --listen, --dev and --json.",
@@ -149,6 +181,9 @@ def serve(
         name=name,
         rack=rack,
         attributes=None if attribute is None else _attributes(attribute),
+        tls=tls,
+        tls_mode=tls_mode,
+        tokens=tokens,
     )
     with wrong_use():
         if not data.strip():
@@ -156,9 +191,7 @@ def serve(
         options.check()
         check_directory(options.data, create=True)
     node = Node(options, settings_of(ctx))
-    if node.open_at:
-        words = insecure_words("this node", node.open_at)
-        print(f"warning: {words} (--insecure)", file=sys.stderr, flush=True)
+    warn_of_strangers(node.open_at, "this node")
     for number in (signal.SIGINT, signal.SIGTERM):
         node.loop.asyncio.add_signal_handler(number, node.stop)
 
@@ -200,7 +233,7 @@ def _say_ready(node: Node, data: str, *, as_json: bool) -> None:
             "name": info.name,
             "number": info.number,
             "listen": clients.listens_at,
-            "advertise": clients.advertised,
+            "advertise": info.endpoint,
             "peers": peers.listens_at,
             "advertise_peers": peers.advertised,
             "insecure": bool(node.open_at),
@@ -210,7 +243,8 @@ def _say_ready(node: Node, data: str, *, as_json: bool) -> None:
         print(json.dumps(facts, ensure_ascii=False), flush=True)
         return
     words = f"{info.name} listens at {clients.listens_at}, for nodes at {peers.listens_at}"
-    for what, place in (("clients", clients), ("nodes", peers)):
-        if place.advertised != place.listens_at:
-            words += f"; {what} are sent to {place.advertised}"
+    sent = {"clients": (clients, info.endpoint), "nodes": (peers, peers.advertised)}
+    for what, (place, address) in sent.items():
+        if address != place.listens_at:
+            words += f"; {what} are sent to {address}"
     print(words, flush=True)

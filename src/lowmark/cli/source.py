@@ -14,8 +14,8 @@ import typer
 
 from lowmark.access.directory import owner_of, unreachable
 from lowmark.cli.node_option import DATA_VARIABLE, NODE_VARIABLE, named_place, variable
-from lowmark.cli.output import warn_of_strangers
 from lowmark.cli.session import settings_of, wrong_use
+from lowmark.cli.strangers import warn_of_strangers
 from lowmark.errors import Corrupt, LowmarkError, Rejected
 from lowmark.inspect import open_offline
 from lowmark.node import (
@@ -93,7 +93,7 @@ def node_client(node: str | None) -> NodeClient:
 def _warn_of_strangers(address: str) -> None:
     """Before the command, which says itself if the node does not answer."""
     with contextlib.suppress(LowmarkError), NodeClient(address, timeout_s=_LOOK_S) as client:
-        warn_of_strangers(address, client.guard().open_at)
+        warn_of_strangers(client.guard().open_at)
 
 
 @contextlib.contextmanager

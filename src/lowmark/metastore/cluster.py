@@ -10,7 +10,7 @@ Each way has steps, and may be interrupted after any of them:
             2. the cluster's id and the addresses of all nodes are written and synced
             3. a copy of the metastore is made that waits for the leader, who makes it a member
     return  the copy is opened; if this node is at another address, or was taken for gone, it asks
-            to be let in again: the leader, or any node that it knows
+            to be let in again: the leader, or all nodes that it knows (see `whereabouts`)
     renew   1. the metastore was reset on another node, whose leader calls this copy: it stops. That
                it is to be thrown away is written and synced; the process ends
             2. the next start throws it away and makes one that waits for the leader; what is built
@@ -25,7 +25,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import assert_never
 
 import msgspec
@@ -34,6 +35,7 @@ from lowmark.errors import LowmarkError, Rejected, Unavailable
 from lowmark.group import CopyOutdated, Future, Groups
 from lowmark.group.rejoin import lost_copy
 from lowmark.log import Log
+from lowmark.metastore.commands import Operation
 from lowmark.metastore.coordinator import (
     JOIN_SERVICE,
     Coordinator,
@@ -80,7 +82,7 @@ from lowmark.metastore.nodes import (
 from lowmark.metastore.state import LeaseAnswer
 from lowmark.metastore.store import Metastore, MetastoreConfig
 from lowmark.metastore.watches import Event
-from lowmark.runtime import Disk, Runtime
+from lowmark.runtime import Disk, PeerRefused, Runtime
 
 logger = logging.getLogger(__name__)
 
@@ -277,11 +279,15 @@ class Cluster:
         self._on_topology: list[Callable[[Topology], None]] = []
         self._on_changed: list[Callable[[], None]] = []
         self._told = Topology()
-        self._seed = ""
-        self._asking = False
+        self._seeds: list[str] = []
+        self._asked: set[str] = set()
+        """The addresses at which this node has asked to be let in, and has no answer yet: one that
+        does not answer must not keep the others from being asked."""
         self._turn = 0
         self._leaving: Future[None] | None = None
         self._closed = False
+        self.founding_writes: tuple[Operation, ...] = ()
+        """What a founder writes in the cluster's first revision besides its settings."""
         self._welcomed: Welcome | None = None
         """Where the leader said that nodes are, until this node's copy is as new as that."""
         self._reading = False
@@ -290,6 +296,9 @@ class Cluster:
         """Why this node was not let in again, the last time it asked."""
         self.outdated: MetastoreOutdated | None = None
         """Why this node must be started again: its copy of the metastore will be thrown away."""
+        self.look_for_others: Callable[[], None] = lambda: None
+        """Called again and again while no leader is known: for nodes by way of which this one may
+        come back (`may_come_by`)."""
         self.stays: Callable[[int], None] = lambda _: None
         """Told that a node that `holding_back` let go stays all the same."""
         self.holding_back: Callable[[int], Future[LowmarkError | None]] = lambda _: Future.of(None)
@@ -302,12 +311,13 @@ class Cluster:
         identity = self._identity
         if identity.left:
             raise _has_left(self.node)
-        self._seed = join
-        for number, address in identity.peers.items():
-            self._groups.transport.learn(int(number), address)
+        self._seeds += [join] if join else []
+        self._coordinator.on_word = self._heard_at
+        self._go_by(identity.peers)
         if identity.cluster:
             self._come_back()
         elif join:
+            self._groups.transport.on_refused = self._refused_at
             self._join()
         else:
             chosen = settings or ClusterSettings(id="", members=self.config.members)
@@ -405,7 +415,7 @@ class Cluster:
             if self._closed or not self.metastore.coordinates:
                 return
             if self.metastore.state.find(CLUSTER_KEY) is None:
-                self._coordinator.found(settings, self.node).then(settled)
+                self._coordinator.found(settings, self.node, self.founding_writes).then(settled)
 
         def settled(future: Future[bool]) -> None:
             if future.error is not None:
@@ -439,8 +449,18 @@ class Cluster:
 
     # -- joining --------------------------------------------------------------------------------
 
+    def _refused_at(self, address: str, why: PeerRefused) -> None:
+        """The node to join by and this one don't believe each other; that does not pass."""
+        if address in self._seeds and not self._identity.cluster and not self.ready.done:
+            self.ready.reject(
+                ClusterRefused(
+                    f"this node and the one at {address} don't believe each other: {why.reason}",
+                    hint=why.hint,
+                )
+            )
+
     def _join(self) -> None:
-        self._ask(self._seed, self._joined)
+        self._ask(self._seeds[0], self._joined)
 
     def _joined(self, reply: JoinReply) -> None:
         match reply:
@@ -449,7 +469,7 @@ class Cluster:
                 self.metastore.follow()
                 self._go()
             case Elsewhere() | NotNow():
-                logger.info("not let in yet", extra={"seed": self._seed, "reason": repr(reply)})
+                logger.info("not let in yet", extra={"seed": self._seeds[0], "reason": repr(reply)})
                 self._loop.call_later(_RETRY_MS, lambda: None if self._closed else self._join())
             case Turned(message=message, detail=detail, hint=hint):
                 self.ready.reject(ClusterRefused(message, detail=detail, hint=hint))
@@ -462,8 +482,7 @@ class Cluster:
         """Take the leader's word for where others are; gives that."""
         self._welcomed = welcome
         peers = self._others(welcome)
-        for number, address in peers.items():
-            self._groups.transport.learn(int(number), address)
+        self._go_by(peers)
         return peers
 
     def _newer_than_here(self) -> dict[str, str]:
@@ -533,8 +552,10 @@ class Cluster:
             for node in now.by_presence()
             if node.number != self.node.number
         } | self._newer_than_here()
-        for number, address in peers.items():
-            self._groups.transport.learn(int(number), address)
+        words = self._coordinator.words
+        words.settle(now.nodes, led=self.metastore.leadership.node != 0)
+        peers |= {str(number): address for number, address in words.to_go_by().items()}
+        self._go_by(peers)
         # A node that has left is a member until its place is taken, and a majority may need it.
         addresses = self._groups.transport.addresses
         for member in sorted(self.metastore.group.members().everybody - {self.node.number}):
@@ -558,6 +579,13 @@ class Cluster:
             self._told = now.topology
             for callback in self._on_topology:
                 callback(now.topology)
+
+    def _go_by(self, peers: Mapping[str, str]) -> None:
+        """Send to others at these addresses; of two at one address, to the last."""
+        own = self._groups.transport.address
+        for number, address in peers.items():
+            if address != own:  # that node has moved, too: it was there before this one
+                self._groups.transport.learn(int(number), address)
 
     def _every(self) -> None:
         """If this node was taken for gone, or has moved, say so until that is known."""
@@ -585,27 +613,48 @@ class Cluster:
         return now is not None and now.topology.find(self.node.number) == self.node
 
     def _ask_again(self) -> None:
-        """Ask the leader; without one, those that this node knows, one after another."""
-        if self._asking:
-            return
+        """Ask the leader; without one, all that this node knows, so that they know where it is."""
+        self.refused = None
+        own = self._groups.transport.address
         if self.metastore.coordinates:
-            self._asking = True
-            asked = self._coordinator.let_in(JoinAsk(self.node, self._identity.cluster))
-            asked.then(lambda future: self._let_in(reply_of(future)))
+            if own not in self._asked:
+                self._asked.add(own)
+                asked = self._coordinator.let_in(JoinAsk(self.node, self._identity.cluster))
+                asked.then(lambda future: self._let_in(own, reply_of(future)))
             return
         leader = self._groups.transport.addresses.get(self.metastore.leadership.node)
-        known_at = [leader] if leader is not None else []
-        if not known_at or self._turn % 2:  # who was the leader may be so no more
-            known_at += [*self._identity.peers.values(), *([self._seed] if self._seed else [])]
-        if not known_at:
-            return
-        self._asking = True
+        known_at = [] if leader is None else [leader]
+        if leader is None or self._turn % 2:  # who was the leader may be so no more
+            known_at += [*self._identity.peers.values(), *self._seeds]
+            self.look_for_others()
         self._turn += 1
-        self._ask(known_at[self._turn // 2 % len(known_at)], self._let_in)
+        self._tell(known_at)
 
-    def _let_in(self, reply: JoinReply) -> None:
-        self._asking = False
-        self.refused = None
+    def _tell(self, addresses: Iterable[str]) -> None:
+        """Say to the nodes at these addresses where this one is, and ask to be let in."""
+        own = self._groups.transport.address
+        for address in dict.fromkeys(addresses):
+            if address != own and address not in self._asked:
+                self._asked.add(address)
+                self._ask(address, partial(self._let_in, address))
+
+    def _heard_at(self, address: str) -> None:
+        """A member says that it has moved there, and no leader is known: it may have lost sight of
+        this node as well.
+        """
+        if not self._closed:
+            self._learn()
+            self._tell([address])
+
+    def may_come_by(self, addresses: Iterable[str]) -> None:
+        """There may be nodes of this cluster at these addresses."""
+        new = [one for one in addresses if one not in self._seeds]
+        self._seeds += new
+        if new and not self._closed and not self._is_in():
+            self._tell(new)
+
+    def _let_in(self, asked: str, reply: JoinReply) -> None:
+        self._asked.discard(asked)
         match reply:
             case Welcome():
                 self._welcomed_by(reply)

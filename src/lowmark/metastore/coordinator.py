@@ -14,7 +14,7 @@ The metastore's members follow from that: `lowmark.placement` moves them, as it 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -50,12 +50,16 @@ from lowmark.metastore.nodes import (
     node_key,
 )
 from lowmark.metastore.store import Metastore
+from lowmark.metastore.whereabouts import Whereabouts
 from lowmark.runtime import Buffer, Runtime
+from lowmark.tokens.records import node_key as access_key
 
 logger = logging.getLogger(__name__)
 
 JOIN_SERVICE = "cluster.join"
 _JOIN_ATTEMPTS = 5
+_WORD_LEASES = 2
+"""A node that has moved says so three times in a lease, until that is written."""
 
 
 class JoinAsk(msgspec.Struct, frozen=True, array_like=True):
@@ -159,6 +163,12 @@ class Coordinator:
         """Until when the leases of nodes last, and since when (by our time) that is so."""
         self._closed = False
         self._writing = False
+        self.words = Whereabouts(
+            now_ms=lambda: runtime.loop.elapsed_us() // 1_000,
+            keep_ms=_WORD_LEASES * metastore.config.lease_ms,
+        )
+        self.on_word: Callable[[str], None] = lambda _: None
+        """Told that a member says that it is at an address, which is news to go by."""
         groups.calls.serve(JOIN_SERVICE, self._asked, strangers=True)
         # Nodes get the time to find their new leader.
         metastore.on_elected(lambda _: self._seen.clear())
@@ -188,8 +198,12 @@ class Coordinator:
 
     # -- founding -------------------------------------------------------------------------------
 
-    def found(self, settings: ClusterSettings, node: NodeInfo) -> Future[bool]:
-        """Settle what is settled once; False if that was done before."""
+    def found(
+        self, settings: ClusterSettings, node: NodeInfo, also: Iterable[Operation] = ()
+    ) -> Future[bool]:
+        """Settle what is settled once, and write what else is there from the first revision on;
+        False if that was done before.
+        """
         topology = Topology().with_node(node)
         return self._metastore.invoke_if(
             missing(CLUSTER_KEY),
@@ -197,6 +211,7 @@ class Coordinator:
                 Put(CLUSTER_KEY, encode(settings)),
                 Put(node_key(node.number), encode(node)),
                 Put(TOPOLOGY_KEY, encode(topology)),
+                *also,
             ],
         )
 
@@ -217,8 +232,8 @@ class Coordinator:
     def let_in(self, asked: JoinAsk, attempts: int = _JOIN_ATTEMPTS) -> Future[JoinReply]:
         """Put a node into the topology, or say who can."""
         leader = self._metastore.leadership.node
+        self._heard_of(asked)
         if not self._metastore.coordinates:
-            self._heard_of(asked)
             where = self._groups.transport.addresses.get(leader)
             if where is not None:
                 return Future.of(Elsewhere(where))
@@ -230,7 +245,7 @@ class Coordinator:
         if asked.cluster == settings.id and node.number not in now.nodes:
             return self._may_go(node.number)
         try:
-            _check_welcome(asked, settings, now)
+            _check_welcome(asked, settings, now, self._is_elsewhere)
         except Rejected as error:
             return Future.failed(error)
         here = now.nodes.get(self._metastore.node)
@@ -276,9 +291,21 @@ class Coordinator:
     def _heard_of(self, asked: JoinAsk) -> None:
         """Take a member's word for where it is: if all have moved, none leads to write it down."""
         now, node = self.look(), asked.node
-        if now is not None and now.settings is not None and asked.cluster == now.settings.id:
-            if node.number in now.nodes and node.number != self._metastore.node:
-                self._groups.transport.learn(node.number, node.address)
+        if now is None or now.settings is None or asked.cluster != now.settings.id:
+            return
+        known_as = now.nodes.get(node.number)
+        own = self._metastore.node, self._groups.transport.address
+        if known_as is None or node.number == own[0] or node.address == own[1]:
+            return
+        led = self._metastore.leadership.node != 0
+        if self.words.said(known_as, node.address, led=led):
+            self.on_word(node.address)
+
+    def _is_elsewhere(self, member: NodeInfo) -> bool:
+        """Whether a member is not where the metastore has it, as it says itself."""
+        if member.number == self._metastore.node:
+            return member.address != self._groups.transport.address
+        return self.words.is_elsewhere(member)
 
     def _may_go(self, number: int) -> Future[JoinReply]:
         """What a node is told that has left: a majority may need it until others have its place."""
@@ -332,6 +359,7 @@ class Coordinator:
         # The topology changes in any case: two that leave at once must see each other.
         operations: list[Operation] = [
             Remove(node_key(number)),
+            Remove(access_key(number)),  # what it shows to other nodes lets it in no more
             Put(TOPOLOGY_KEY, encode(now.topology.without(number))),
         ]
         return self._metastore.invoke_if(
@@ -408,7 +436,12 @@ def voters_of(
     return found
 
 
-def _check_welcome(asked: JoinAsk, settings: ClusterSettings, now: Known) -> None:
+def _check_welcome(
+    asked: JoinAsk,
+    settings: ClusterSettings,
+    now: Known,
+    is_elsewhere: Callable[[NodeInfo], bool],
+) -> None:
     node = asked.node
     if asked.cluster and asked.cluster != settings.id:
         raise ClusterRefused(
@@ -432,7 +465,8 @@ def _check_welcome(asked: JoinAsk, settings: ClusterSettings, now: Known) -> Non
                 detail=f"It is node {other.number}, at {other.address}.",
                 hint="Choose another name, or have that node leave first.",
             )
-        if other.address == node.address and now.topology.find(other.number) is not None:
+        is_up = now.topology.find(other.number) is not None
+        if other.address == node.address and is_up and not is_elsewhere(other):
             raise ClusterRefused(
                 f"address {node.address} belongs to node {other.name}",
                 hint="Choose another address, or stop that node.",

@@ -19,13 +19,13 @@ import contextlib
 import errno
 import re
 import socket
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import TypeAlias
 
 from lowmark.errors import Rejected
 from lowmark.runtime import AddressInUse, AddressUnusable, host_and_port
+from lowmark.runtime.network import TLS_SCHEME
 
 DEFAULT_ENDPOINT = "127.0.0.1:6570"
 _ODD = re.compile(r"[\s,;/@?#]")
@@ -116,14 +116,6 @@ class Guard:
         return " and no ".join(what for what, is_absent in absent.items() if is_absent)
 
 
-def insecure_words(node: str, open_at: Iterable[str]) -> str:
-    """What a person is told of a node at which strangers can come in."""
-    return (
-        f"{node} is insecure: other machines can reach {' and '.join(open_at)}, and read and change"
-        " all data there without a token"
-    )
-
-
 def place_of(
     listen: str, advertise: str = "", *, guard: Guard, option: str = "--advertise"
 ) -> Place:
@@ -160,8 +152,9 @@ def peers_beside(endpoint: str) -> str:
 
 
 def addresses_of(given: str) -> list[str]:
-    """Addresses with commas between them, each once."""
-    found = [one.strip() for one in given.split(",")]
+    """Addresses with commas between them, each once. TLS before the first is meant for all."""
+    scheme = TLS_SCHEME if given.strip().startswith(TLS_SCHEME) else ""
+    found = [f"{scheme}{one.strip().removeprefix(scheme)}" for one in given.split(",")]
     return [_checked(one) for one in dict.fromkeys(found)]
 
 

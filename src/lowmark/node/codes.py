@@ -34,10 +34,10 @@ WHOLE: Final = "json"
 ASKS_FOR_WHOLE: Final = [(HEADER.encode(), WHOLE.encode())]
 """What our clients send with every call."""
 
-_TEXT_MAX: Final = 1_000
-_WHOLE_TEXT_MAX: Final = 500
-_EXTRA_BYTES_MAX: Final = 3_000
-"""All of it travels in headers, twice, and gRPC takes 8 KiB of them."""
+_TEXT_BYTES_MAX: Final = 1_800
+_EXTRA_BYTES_MAX: Final = 2_000
+_WHOLE_TEXT_BYTES_MAX: Final = 600
+"""All of it travels in headers, the text twice, and gRPC takes 8 KiB of them."""
 
 
 class Code(enum.StrEnum):
@@ -57,8 +57,8 @@ class Code(enum.StrEnum):
 CODES: Final[Mapping[Code, str]] = {
     Code.NOT_FOUND: (
         "ChangesGone CursorUnknown DeletesGone EntryGone FileMissing GapFound GroupUnknown"
-        " HoldUnknown OffsetExpired ReferenceExpired RevisionCompacted RevisionUnknown TableUnknown"
-        " TransactionUnknown VersionCompacted VersionUnknown"
+        " HoldUnknown NoSuchToken OffsetExpired ReferenceExpired RevisionCompacted RevisionUnknown"
+        " TableUnknown TransactionUnknown VersionCompacted VersionUnknown"
     ),
     Code.INVALID_ARGUMENT: "Rejected Conflict",
     Code.UNAUTHENTICATED: "Unauthenticated",
@@ -145,8 +145,7 @@ def flight_error(error: LowmarkError, *, whole: bool, schema: bool = False) -> E
     if not whole and code in _BARE:
         return _BARE[code](_text(error))
     kind, extra = _RICH.get(code, flight.FlightServerError), encode_fault(error)
-    # One line: it travels in a header of its own, too.
-    text = " ".join(error.message.split())[:_WHOLE_TEXT_MAX]
+    text = _line(error.message, _WHOLE_TEXT_BYTES_MAX)
     if not whole:
         text = _text(error)
         extra = extra if len(extra) <= _EXTRA_BYTES_MAX else b""
@@ -158,4 +157,14 @@ def _text(error: LowmarkError) -> str:
     """All of it for a reader: the name, what happened, why, and what to do."""
     name = type(error).__name__.removeprefix("_")
     parts = [part.strip().removesuffix(".") for part in (error.message, error.detail, error.hint)]
-    return " ".join(f"{name}: {'. '.join(filter(None, parts))}".split())[:_TEXT_MAX]
+    return _line(f"{name}: {'. '.join(filter(None, parts))}", _TEXT_BYTES_MAX)
+
+
+def _line(text: str, bytes_max: int) -> str:
+    """As much of a text as has room in a header, where what is not ASCII takes three times that."""
+    line, left = " ".join(text.split()), bytes_max
+    for at, letter in enumerate(line):
+        left -= 1 if " " <= letter <= "~" and letter != "%" else 3 * len(letter.encode())
+        if left < 0:
+            return line[:at]
+    return line

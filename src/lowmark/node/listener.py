@@ -7,6 +7,7 @@ clients ask again.
 
 What every call promises
     1. It is let in by `Callers` before anything else is looked at, and who makes it goes with it.
+       Each message of a stream is checked again: a token may have been revoked meanwhile.
     2. An error arrives with its name, what happened, why, and what to do: whole to a client of
        ours, with gRPC's code to every other one (see `codes`).
     3. A body that is too long, or not what the call takes, is refused before anything happens.
@@ -27,6 +28,7 @@ import contextlib
 import logging
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -38,14 +40,23 @@ from lowmark.errors import LowmarkError
 from lowmark.node.action import Action, ActionUnknown, BadRequest, Call, NodeStarting
 from lowmark.node.addresses import check_free, joined
 from lowmark.node.bridge import NodeClosing
-from lowmark.node.callers import AnyCaller, Caller, Callers, bearer_of
+from lowmark.node.callers import (
+    WITHOUT_MAJORITY,
+    AnyCaller,
+    Callers,
+    bearer_of,
+    calling,
+)
 from lowmark.node.codes import asks_for_whole, flight_error
 from lowmark.node.cutting import Waiting
 from lowmark.node.errors import ServerFailed, ServerStuck
 from lowmark.node.messages import BODY_BYTES_MAX
 from lowmark.node.owner import SCHEME
 from lowmark.node.slots import Slots
-from lowmark.runtime import AddressUnusable, host_and_port
+from lowmark.node.strangers import Door, Strangers
+from lowmark.runtime import AddressInUse, AddressUnusable, host_and_port
+from lowmark.runtime.network import TLS_SCHEME
+from lowmark.tokens import Caller
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +65,12 @@ END_S: Final = 4.0
 """A listener that is closed ends within this; clients that do not let go are cut off."""
 CALM_S: Final = 1.0
 """What is under way when it is closed may take so long, before it is cut off."""
-_DOOR: Final = "lowmark"
+DRAIN_S: Final = 10.0
+"""The same of what is under way when it is opened again: the next one is there already."""
+_FREE_S: Final = 2.0
+"""How long a listener that opens again waits for its port."""
+_FREE_LOOK_S: Final = 0.002
+_ADMISSION: Final = "lowmark"
 _BROKEN: Final = (pyarrow.ArrowException, OSError)
 """What a stream of messages ends with whose client has gone: it hears nothing more."""
 
@@ -121,12 +137,27 @@ class _Admitted(flight.ServerMiddleware):  # type: ignore[misc]
 
 
 def _admitted(context: Any) -> _Admitted:
-    found: _Admitted | None = context.get_middleware(_DOOR)
+    found: _Admitted | None = context.get_middleware(_ADMISSION)
     assert found is not None  # no call begins without
     return found
 
 
-class _Door(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+class _Checked:
+    """The messages of a client, each of which counts only if its caller is still let in."""
+
+    def __init__(self, reader: Any, listener: Listener, caller: Caller) -> None:
+        self._reader = reader
+        self._listener = listener
+        self._caller = caller
+
+    def read_chunk(self) -> Any:
+        """The next one; `StopIteration` at the end."""
+        chunk = self._reader.read_chunk()
+        self._listener.callers.check(self._caller)
+        return chunk
+
+
+class _Admission(flight.ServerMiddlewareFactory):  # type: ignore[misc]
     """Where callers are checked: every call begins here."""
 
     def __init__(self, listener: Listener) -> None:
@@ -136,6 +167,8 @@ class _Door(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         whole = asks_for_whole(headers)
         with told("a call", whole=whole):
             caller = self._listener.callers.caller(bearer_of(headers))
+            if info.method != flight.FlightMethod.DO_ACTION:  # which one it is, is not known yet
+                self._listener.callers.check(caller)
             if info.method == flight.FlightMethod.GET_SCHEMA:
                 self._listener.find_data()  # refused later, it could not hear Unavailable
             return _Admitted(caller, whole=whole)
@@ -167,28 +200,39 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             more["tls_certificates"] = [(tls.certificate, tls.key)]
             if tls.root:
                 more |= {"verify_client": True, "root_certificates": tls.root}
-        super().__init__(location, middleware={_DOOR: _Door(listener)}, **more)
+        super().__init__(location, middleware={_ADMISSION: _Admission(listener)}, **more)
+
+    def _admitted(self, context: Any) -> _Admitted:
+        """What is known of a call that was let in; its connection is no stranger's."""
+        self._listener.let_in(context)
+        return _admitted(context)
 
     def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
-        admitted = _admitted(context)
+        admitted = self._admitted(context)
         call = Call(context.is_cancelled, admitted.caller)
         return self._listener.act(action.type, action.body, call, whole=admitted.whole)
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
-        del context
+        self._listener.let_in(context)
         return [(name, "") for name in sorted(self._listener.actions)]
 
     def do_get(self, context: Any, ticket: Any) -> Any:
-        return self._listener.get(context, ticket.ticket, whole=_admitted(context).whole)
+        return self._listener.get(context, ticket.ticket, whole=self._admitted(context).whole)
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        with told("DoPut", whole=_admitted(context).whole, passing=_BROKEN):
-            self._listener.find_data().put(context, descriptor, reader, writer)
+        with (
+            told("DoPut", whole=self._admitted(context).whole, passing=_BROKEN),
+            calling(caller_of(context)),
+        ):
+            checked = _Checked(reader, self._listener, caller_of(context))
+            self._listener.find_data().put(context, descriptor, checked, writer)
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         # Only clients of ours do this, and of some releases without saying so in a header.
-        with told("DoExchange", whole=True, passing=_BROKEN):
-            self._listener.find_data().exchange(context, descriptor, reader, writer)
+        self._listener.let_in(context)
+        with told("DoExchange", whole=True, passing=_BROKEN), calling(caller_of(context)):
+            checked = _Checked(reader, self._listener, caller_of(context))
+            self._listener.find_data().exchange(context, descriptor, checked, writer)
 
     def list_flights(self, context: Any, criteria: bytes) -> Iterator[Any]:
         del criteria
@@ -213,9 +257,12 @@ class Listener:
         *,
         callers: Callers | None = None,
         certificates: Certificates | None = None,
+        door: Door | None = None,
         on_open: Callable[[Any], None] = lambda _: None,
     ) -> None:
-        """`on_open` is told of each Flight server that is made."""
+        """`door`: how long connections are kept that were not let in; None: as long as they like.
+        `on_open` is called with each Flight server that is made.
+        """
         self.actions: MutableMapping[str, Action] = {}
         """What clients may ask by name."""
         self._ours: set[str] = set()
@@ -241,6 +288,7 @@ class Listener:
         self._open()
         port = None if self._path is not None else host_and_port(self.address)[1]
         self.waiting.start(port=port, path=self._path)
+        self._strangers = None if door is None or port is None else Strangers(port, door)
 
     @property
     def location(self) -> str:
@@ -253,6 +301,11 @@ class Listener:
             return f"grpc+unix://{self._path}"
         scheme = "grpc+tcp" if self._certificates is None else "grpc+tls"
         return f"{scheme}://{address}"
+
+    @property
+    def endpoint(self) -> str:
+        """The address as clients of ours have it."""
+        return self.address if self._certificates is None else f"{TLS_SCHEME}{self.address}"
 
     def _open(self) -> None:
         if self._path is None:
@@ -284,7 +337,13 @@ class Listener:
                 raise NodeStarting(name) if self.starting else ActionUnknown(name, self.actions)
             _check_length(body.size)
             with contextlib.nullcontext() if ours else self._brief.one():
-                yield from action(body.to_pybytes(), call)
+                last_known = name in WITHOUT_MAJORITY
+                self.callers.check(call.caller, last_known=last_known)
+                with calling(call.caller):
+                    results = iter(action(body.to_pybytes(), call))
+                for result in results:
+                    self.callers.check(call.caller, last_known=last_known)
+                    yield result
 
     def get(self, context: Any, ticket: bytes, *, whole: bool) -> Any:
         """Rows, watched while their client takes them."""
@@ -294,12 +353,16 @@ class Listener:
             whole = whole or data.is_ours(ticket)
         with told("DoGet", whole=whole):
             schema, messages = data.get(ticket)
-        return flight.GeneratorStream(schema, self._sent(context.peer(), messages, whole=whole))
+        sent = self._sent(context.peer(), caller_of(context), messages, whole=whole)
+        return flight.GeneratorStream(schema, sent)
 
-    def _sent(self, peer: str, messages: Iterator[Any], *, whole: bool) -> Iterator[Any]:
+    def _sent(
+        self, peer: str, caller: Caller, messages: Iterator[Any], *, whole: bool
+    ) -> Iterator[Any]:
         while True:
             with told("DoGet", whole=whole), self._brief.one():
                 message = next(messages, None)
+                self.callers.check(caller)
             if message is None:
                 return
             with self.waiting.on(peer):
@@ -308,12 +371,18 @@ class Listener:
     @contextlib.contextmanager
     def question(self, what: str, context: Any, *, schema: bool = False) -> Iterator[DataCalls]:
         """What answers for rows, for a call with one answer."""
+        self.let_in(context)
         with (
             told(what, whole=_admitted(context).whole, schema=schema),
             self._calls.one(),
             self._brief.one(),
         ):
             yield self.find_data()
+
+    def let_in(self, context: Any) -> None:
+        """A call was let in: its connection is not a stranger's any more."""
+        if self._strangers is not None:
+            self._strangers.let_in(context.peer())
 
     def check(self) -> None:
         """Refuse to begin anything when the end has come."""
@@ -347,40 +416,78 @@ class Listener:
         """Wait until what is under way has ended, cut off what does not, and stop to listen."""
         self.refuse()
         with self._opening:
-            ended = self._end(within_s, last=True)
+            ended = self._end(within_s)
         self.waiting.close()
+        if self._strangers is not None:
+            self._strangers.close()
         if not ended:
             raise ServerStuck(self.address, waited_s=within_s)
 
-    def reopen(self, certificates: Certificates | None = None, *, within_s: float = END_S) -> None:
-        """Listen again at the same address, with these certificates; without, as before. What is
-        under way may end first. If these certificates can't be used, those before are.
+    def reopen(self, certificates: Certificates | None = None) -> None:
+        """Listen again at the same address, with these certificates; without, as before. If these
+        can't be used, those before are. If the address can't be had back, it raises, and may be
+        called again. Not from a call's own thread: it returns when what was under way has ended.
+
+        Flight's part stops to listen as soon as it begins to end. So the next one is there within
+        milliseconds, and what is under way goes on with the one before, on the connections that it
+        has. Streams of our clients would go on for ever: what has not ended by then is cut off.
         """
         with self._opening:
             if self._closed:
                 raise NodeClosing
-            self._end(within_s, last=False)
+            of = self.waiting.connections()
+            ended = self._begin_end()
+            if self._path is not None:  # the socket's file goes with the one before
+                self._wait_for_end(ended, calm_s=CALM_S, within_s=END_S, of=of)
             before = self._certificates
             self._certificates = certificates or before
             try:
-                self._open()
+                self._open_soon()
             except LowmarkError:
                 self._certificates = before
-                self._open()
+                self._open_soon()
                 raise
+        self._wait_for_end(
+            lambda: ended() or self._closed, calm_s=DRAIN_S, within_s=2 * DRAIN_S, of=of
+        )
 
-    def _end(self, within_s: float, *, last: bool) -> bool:
-        """End Flight's part; says whether it has ended in time."""
+    def _open_soon(self) -> None:
+        """Open as soon as the port is free: the one before is about to leave it."""
+        ends_at = time.monotonic() + _FREE_S
+        while True:
+            try:
+                self._open()
+                return
+            except AddressInUse:
+                if time.monotonic() > ends_at:
+                    raise
+            time.sleep(_FREE_LOOK_S)
+
+    def _end(self, within_s: float) -> bool:
+        """End Flight's part, and the data; says whether it has ended in time."""
+        ended = self._begin_end()
+        if self.data is not None:
+            self.data.end()
+        return self._wait_for_end(ended, calm_s=CALM_S, within_s=within_s)
+
+    def _begin_end(self) -> Callable[[], bool]:
+        """Have Flight's part listen no more, and end its calls; gives whether they have ended."""
         ending, self._flight = self._flight, None
         if ending is None:
-            return True
+            return lambda: True
         thread = threading.Thread(target=ending.shutdown, name="lowmark-end", daemon=True)
         thread.start()
-        if last and self.data is not None:
-            self.data.end()
-        return self.waiting.end(
-            lambda: not thread.is_alive(), self._busy, calm_s=CALM_S, within_s=within_s
-        )
+        return lambda: not thread.is_alive()
+
+    def _wait_for_end(
+        self,
+        ended: Callable[[], bool],
+        *,
+        calm_s: float,
+        within_s: float,
+        of: frozenset[int] | None = None,
+    ) -> bool:
+        return self.waiting.end(ended, self._busy, calm_s=calm_s, within_s=within_s, of=of)
 
     def _busy(self) -> bool:
         return self._brief.taken > 0 or (self.data is not None and self.data.busy())

@@ -21,10 +21,9 @@ import msgspec
 
 from lowmark.catalog import Catalog, TableId
 from lowmark.errors import LowmarkError
-from lowmark.formatting import counted, times_text
+from lowmark.formatting import counted, insecure_words, times_text
 from lowmark.group import Future, Group, Groups, Reply
 from lowmark.metastore import GROUP, Cluster, ClusterSettings, Lease, NodeInfo, Topology
-from lowmark.node.addresses import insecure_words
 from lowmark.node.asking import ask_each
 from lowmark.node.homes import Home, name_of, replica_warnings, worst_states
 from lowmark.node.messages import (

@@ -53,6 +53,8 @@ class HybridClock:
         self._wall_ms = wall_ms
         self._max_skew_ms = max_skew_ms
         self._last = 0
+        self._reached_ms = 0
+        """The latest millisecond that it had by a wall clock; its counter may overflow above it."""
 
     @property
     def max_skew_ms(self) -> int:
@@ -72,15 +74,24 @@ class HybridClock:
         """A time above every one that this clock has given or observed."""
         # A counter that overflows carries into the milliseconds: still monotone, and 65,536 times
         # within one millisecond only ever run ahead of the wall by what was really asked for.
-        time, least = self._wall_ms() << COUNTER_BITS, self._last + 1
+        wall_ms = self._wall_ms()
+        time, least = wall_ms << COUNTER_BITS, self._last + 1
+        self._reached_ms = max(self._reached_ms, wall_ms)
         return self._advance(max(least, time))
 
     def observe(self, remote: HybridTime) -> HybridTime:
-        """Take note of a peer's time, and give one above it; refuse one too far ahead."""
+        """Take note of a peer's time, and give one above it; refuse one too far ahead.
+
+        Where this clock is too far ahead itself, since a wall clock was wrong, it follows others
+        within that millisecond: each has only its counter to go on by, and would refuse what the
+        others give.
+        """
         wall_ms = self._wall_ms()
         ahead_ms = millis_of(remote) - wall_ms
-        if ahead_ms > self._max_skew_ms and not self.alone:
+        is_there = millis_of(remote) <= self._reached_ms
+        if ahead_ms > self._max_skew_ms and not self.alone and not is_there:
             raise ClockSkew(ahead_ms=ahead_ms, max_skew_ms=self._max_skew_ms)
+        self._reached_ms = max(self._reached_ms, wall_ms, millis_of(remote))
         return self._advance(max(self._last, remote, (wall_ms << COUNTER_BITS) - 1) + 1)
 
     def follow(self, time: int) -> None:
@@ -95,6 +106,7 @@ class HybridClock:
         However far ahead it is: the wall clock was put back, or it was wrong then.
         """
         self._last = max(self._last, time)
+        self._reached_ms = max(self._reached_ms, millis_of(time))
 
     def _advance(self, time: int) -> HybridTime:
         if time <= self._last:

@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from lowmark.backend.embedded import Embedded
-from lowmark.backend.errors import RequestRefused
+from lowmark.backend.errors import Closed, RequestRefused
 from lowmark.backend.protocol import (
     Acknowledged,
     acknowledged,
@@ -31,6 +31,7 @@ from lowmark.backend.protocol import (
 from lowmark.backend.values import Answer, Numbered
 from lowmark.catalog import TableId
 from lowmark.errors import LowmarkError
+from lowmark.node import NodeClosing
 from lowmark.node.slots import Slots
 from lowmark.server.checking import Checker
 from lowmark.server.receiving import chunks_of
@@ -88,6 +89,8 @@ class AppendStream:
                 if self._ended:
                     break
             self._drain()
+        except Closed as error:
+            raise NodeClosing from error  # it is this server's end, and not its client's
         finally:
             with self._lock:
                 self._ended = True
@@ -147,6 +150,8 @@ class AppendStream:
 
     def _done(self, number: int, size: int, answer: Answer) -> None:
         """On the loop, mostly: it must not wait."""
+        if isinstance(answer, Closed):
+            answer = NodeClosing()  # sent again, elsewhere: batches have numbers
         ack = acknowledged(number, answer)
         with self._lock:
             self._messages -= 1

@@ -12,10 +12,11 @@ from typing import Any, Final
 import pyarrow as pa
 
 from lowmark.backend.embedded import Embedded
-from lowmark.backend.errors import RequestRefused
+from lowmark.backend.errors import PutEnded, RequestRefused
 from lowmark.backend.protocol import APPEND, CALLS, COMMANDS, HELLO, is_request
 from lowmark.client import Database
-from lowmark.errors import Rejected
+from lowmark.errors import LowmarkError, Rejected
+from lowmark.node.codes import Code, code_of
 from lowmark.node.listener import Listener
 from lowmark.node.slots import Slots
 from lowmark.server.appending import AppendStream
@@ -112,12 +113,19 @@ class Endpoint:
 
     def put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Rows of a client with none of our code."""
-        peer = context.peer()
-        with self._streams.one():
-            for said in self._plain.put(descriptor, reader):
-                self._service.check()
-                with self._listener.waiting.on(peer):
-                    writer.write(pa.py_buffer(said))
+        peer, stored = context.peer(), 0
+        try:
+            with self._streams.one():
+                for said in self._plain.put(descriptor, reader):
+                    stored += 1
+                    with self._listener.waiting.on(peer):
+                        writer.write(pa.py_buffer(said))
+                    self._service.check()
+        except LowmarkError as error:
+            if stored and code_of(error) is Code.UNAVAILABLE:
+                # A client that is told "nothing was done" would send all of its batches again.
+                raise PutEnded(stored, cause=error) from error
+            raise
 
     def exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """A stream of appends, or of calls."""

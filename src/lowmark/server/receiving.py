@@ -38,6 +38,8 @@ def chunks_of(
                 chunk = reader.read_chunk()
             except StopIteration:
                 return
+            except pa.ArrowInvalid as error:
+                raise RequestRefused(f"a message can't be read: {error}") from error
             rows, note = chunk.data, chunk.app_metadata
             del chunk
             size = 0 if rows is None else rows.get_total_buffer_size()

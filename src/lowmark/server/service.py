@@ -151,7 +151,8 @@ class Service:
                 machine=machine(),
                 info=encode(info),
                 members=self.backend.members(),
-                open_at=tuple(self.backend.node.open_at),
+                open_at=self.backend.open_at,
+                caller=self.backend.caller,
             )
         )
 
