@@ -5,11 +5,12 @@ Both sides are the same node with the same rows and the same clients, in one run
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.figure import Figure, Side, Target
+from benchmarks.figure import Figure, PeerMissing, Side, Target
 from benchmarks.runner import Bench, Plan, Turn, measures
 from benchmarks.server_figures import NODE, appended, checked, fleet
 from benchmarks.server_sizes import ServerSizes
@@ -17,7 +18,7 @@ from benchmarks.server_wire import Append, Get, Read, Work, worked
 from benchmarks.table_figures import ROWS
 from benchmarks.table_workload import BATCH_ROWS, PARTITIONS
 from clusters.processes import Child
-from lowmark.authority import Authority
+from lowmark import authority
 from lowmark.errors import invariant
 
 HOST = "127.0.0.1"
@@ -26,12 +27,20 @@ WITH = "with TLS 1.3 and a token that is checked at each call"
 
 def _certificates(folder: Path) -> str:
     """A folder of certificates for a node on this machine."""
-    authority = Authority.found(str(folder / "tls"))
-    authority.issue("node", [HOST])
-    return f"{authority.folder}/node"
+    ours = authority.Authority.found(str(folder / "tls"))
+    ours.issue("node", [HOST])
+    return f"{ours.folder}/node"
 
 
-@measures(Figure("tls_append", Target(0.8), "rows/s"))
+def _find_cryptography() -> None:
+    if importlib.util.find_spec("cryptography") is None:
+        raise PeerMissing(
+            "cryptography is not installed: there are no certificates for TLS",
+            hint="Install it with `pip install 'lowmark[tls]'`.",
+        )
+
+
+@measures(Figure("tls_append", Target(0.8), "rows/s", needs=_find_cryptography))
 def tls_append(bench: Bench[ServerSizes]) -> Iterator[Plan]:
     """Appends of four clients over TLS with a token, against without."""
     sizes = bench.sizes
@@ -88,7 +97,7 @@ def _beside(
         yield turns[0], turns[1]
 
 
-@measures(Figure("tls_read", Target(0.7), "rows/s"), runs="short_runs")
+@measures(Figure("tls_read", Target(0.7), "rows/s", needs=_find_cryptography), runs="short_runs")
 def tls_read(bench: Bench[ServerSizes]) -> Iterator[Plan]:
     """A table read back over TLS with a token, against without."""
     rows = bench.sizes.keys
