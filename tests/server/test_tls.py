@@ -95,6 +95,7 @@ def test_clients_append_and_read_by_tls_whichever_node_has_the_rows(
         assert [one["door"] for one in status["nodes"]] == [nodes.url(0), nodes.url(1)]
 
 
+@pytest.mark.release
 def test_plain_flight_clients_follow_the_endpoints_by_tls(nodes: Secure) -> None:
     with nodes.connect(0) as db:
         table_of(db, "plain", replicas=1).append(rows(0, 50))
