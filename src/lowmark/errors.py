@@ -147,7 +147,7 @@ _DEFINED_IN = {
     "lowmark.node": (
         "AnswerLost NodeSilent NodeUnreachable NotADatabase NotAdvertised NotLoopback"
     ),
-    "lowmark.node.errors": "PermissionDenied ServerFailed ServerFull ServerStuck Unauthenticated",
+    "lowmark.node.errors": "PermissionDenied ServerFailed ServerFull ServerStuck",
     "lowmark.ledger.claim": "LedgersUnseen",
     "lowmark.ledger.errors": (
         "LedgerDamaged LedgerLost LedgerMisplaced NothingLike ProofFailed SourceMoved"
@@ -181,6 +181,10 @@ _DEFINED_IN = {
         " LogBusy LogClosed NewerFormat NotContiguous"
     ),
     "lowmark.placement.rebuilding": "CopyNeeded CopySound",
+    "lowmark.tokens.errors": (
+        "NoSuchToken TokenExists TokenExpired TokenMalformed TokenMissing TokenRevoked TokenUnknown"
+        " TokensFull TokensUnknown Unauthenticated"
+    ),
     "lowmark.runtime.clock": "ClockSkew",
     "lowmark.runtime.disk": "DiskFailed DiskFull Locked NoHandles NotAllowed StoreFailed",
     "lowmark.runtime.network": "AddressInUse AddressUnusable",

@@ -75,3 +75,8 @@ def insecure_words(node: str, open_at: Iterable[str]) -> str:
         f"{node} is insecure: other machines can reach {' and '.join(open_at)}, and read and change"
         " all data there without a token"
     )
+
+
+def by_text(author: str, token: str) -> str:
+    """A node or a process, and the name of the token by which it was asked, if by one."""
+    return f"{token}@{author}" if token else author

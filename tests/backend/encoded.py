@@ -84,6 +84,10 @@ class EncodedBackend:
         return found
 
     @property
+    def caller(self) -> str:
+        return self._backend.caller
+
+    @property
     def open_at(self) -> tuple[str, ...]:
         return self._backend.open_at
 

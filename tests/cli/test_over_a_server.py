@@ -97,7 +97,7 @@ def test_every_command_that_opens_a_database_takes_a_node() -> None:
     alone = {path for path, names in offered.items() if "--node" not in names}
     assert len(offered) > 25
     # a directory's own, the directory of a stopped node, and no directory at all
-    assert alone == {("serve",), ("meta", "reset"), ("log", "dump")}
+    assert alone == {("serve",), ("meta", "reset"), ("token", "reset"), ("log", "dump")}
 
 
 # -- which database is meant ----------------------------------------------------------------------

@@ -115,9 +115,9 @@ atexit.register(lambda: print("IMPORTED", *sorted(sys.modules), file=sys.stderr)
 MODULES_MAX = {
     "--help": 190,
     "table --help": 570,
-    "table list --data data": 557,
-    "explain orders --data data": 564,
-    "watermark --data data": 540,
+    "table list --data data": 567,
+    "explain orders --data data": 574,
+    "watermark --data data": 550,
     "log verify data": 548,
     "table list --node": 508,
 }

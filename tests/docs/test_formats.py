@@ -36,6 +36,7 @@ from lowmark.log.files import ENDPOINT, LEDGERS
 from lowmark.log.state import RUNS_KEPT
 from lowmark.log.wal_format import Kind
 from lowmark.metastore import ClusterSettings, Identity, commands, identify, machine
+from lowmark.node import first_token
 from lowmark.node.owner import address_token
 from lowmark.runtime import NetworkLimits, frames
 from lowmark.runtime.network import FRAME_HEADER_BYTES
@@ -43,6 +44,7 @@ from lowmark.runtime.sim import sim_runtime
 from lowmark.table import commands as table_commands
 from lowmark.table import forwarding
 from lowmark.table import machine as table_machine
+from lowmark.tokens import Record as TokenRecord
 
 PAGES = sorted(path.name for path in FORMATS.glob("*.md"))
 
@@ -168,6 +170,7 @@ MAPS: dict[tuple[str, str], type[msgspec.Struct]] = {
     ("group.md", "`installing/` and `installed/`"): install._Plan,
     ("entries.md", "The note of a lost copy"): rejoin.Lost,
     ("metastore.md", "`node`: who a node is"): Identity,
+    ("metastore.md", "Tokens"): TokenRecord,
     ("errors.md", "Errors on the wire"): Fault,
 }
 
@@ -184,6 +187,7 @@ def test_the_keys_of_json_and_messagepack_are_those_of_the_code() -> None:
     names: dict[object, str] = {
         int: "int",
         str: "str",
+        str | None: "str or null",
         bytes: "bin",
         bool: "bool",
         tuple[int, ...]: "array of int",
@@ -296,6 +300,8 @@ def _names_of_a_long_life() -> set[str]:
     # As the owner of a directory does; a simulated disk has no sockets.
     example.disk.make_dir(ENDPOINT)
     example.disk.open(f"{ENDPOINT}/{address_token()}", "create").close()
+    first_token.write_new(example.disk)
+    example.disk.rename(first_token.NEW, first_token.PATH)  # as when it is in force
     example.log.delete_group("sick")
     example.settle()
     example.log.delete_group("copies")

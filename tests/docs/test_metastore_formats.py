@@ -37,6 +37,7 @@ from lowmark.metastore.machine import _BLOCK, FORMAT, Outcome, _Header
 from lowmark.metastore.nodes import decode_cluster, decode_node, decode_topology
 from lowmark.metastore.state import Made, Record
 from lowmark.runtime.sim import SimDisk
+from lowmark.tokens import Record as TokenRecord
 
 PAGE = "metastore.md"
 TAGGED: dict[str, tuple[type[msgspec.Struct], ...]] = {
@@ -177,3 +178,13 @@ def test_the_shown_snapshot_is_restored_and_written_again_byte_for_byte() -> Non
 def test_the_shown_values_are_read(name: str, value: object) -> None:
     read = {"cluster": decode_cluster, "node.2": decode_node, "topology": decode_topology}[name]
     assert read(shown(f"the value of {name}")) == value
+
+
+def test_the_shown_record_of_a_token_is_read_and_all_its_fields_are_there() -> None:
+    record = TokenRecord(digest=bytes(range(32)), ttl_ms=30 * 86_400_000, by="admin")
+    data = shown("the value of access.token.job")
+    assert TokenRecord.decode(data) == record
+    assert record.encode() == data.strip()
+    (table,) = [one for one in tables(PAGE) if one.heading == "Tokens"]
+    named = [row[0].strip("`") for row in table.rows]
+    assert named == [field.name for field in msgspec.structs.fields(TokenRecord)]

@@ -17,6 +17,7 @@ from lowmark.metastore import (
     Metastore,
     MetastoreConfig,
     NodeInfo,
+    Operation,
     identify,
 )
 from lowmark.placement import MetastoreMembers, RebalanceConfig
@@ -77,6 +78,7 @@ class Node:
         self.members: MetastoreMembers | None = None
         self.address = f"n{number}:1"
         self.rack = ""
+        self.founding_writes: tuple[Operation, ...] = ()
 
     @property
     def up(self) -> bool:
@@ -126,6 +128,7 @@ class Node:
         self.members = MetastoreMembers(
             self.runtime, self.cluster, config=RebalanceConfig(retry_delay_ms=200)
         )
+        self.cluster.founding_writes = self.founding_writes
         self.cluster.start(join=join, settings=world.settings)
 
     def stop(self) -> None:

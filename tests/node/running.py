@@ -31,8 +31,11 @@ class Running:
         join: str = "",
         tls: str = "",
         settings: Settings = QUICK,
+        tokens: bool = False,
     ) -> None:
-        options = NodeOptions(data=str(data), listen="127.0.0.1:0", name=name, join=join, tls=tls)
+        options = NodeOptions(
+            data=str(data), listen="127.0.0.1:0", name=name, join=join, tls=tls, tokens=tokens
+        )
         self.node = Node(options, settings)
         self.failure: BaseException | None = None
         self._ready = threading.Event()

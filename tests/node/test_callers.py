@@ -11,15 +11,16 @@ import lowmark
 from lowmark.errors import PermissionDenied, Rejected, Unauthenticated
 from lowmark.node import NodeClient
 from lowmark.node.action import Call
-from lowmark.node.callers import OWNER, Caller, bearer_of
+from lowmark.node.callers import OWNER, AnyCaller, bearer_of
 from lowmark.node.listener import Listener, caller_of
+from lowmark.tokens import Caller
 from node.raw_flight import METHODS, RawFlight
 from node.test_codes import Failing
 
 ETL = Caller("etl", "admin")
 
 
-class Known:
+class Known(AnyCaller):
     """Lets in one token, and knows another one that may nothing."""
 
     def caller(self, bearer: str | None) -> Caller:
@@ -109,7 +110,7 @@ def test_a_client_of_ours_hears_by_name_that_it_is_not_let_in(listener: Listener
 def test_a_mistake_of_who_knows_callers_lets_no_call_in(
     listener: Listener, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Broken:
+    class Broken(AnyCaller):
         def caller(self, bearer: str | None) -> Caller:
             raise KeyError(bearer)
 

@@ -19,8 +19,9 @@ from lowmark.fault import decode_fault
 from lowmark.group import CallLost, GroupBusy, NotLeader, OutcomeUnknown
 from lowmark.node.action import ActionUnknown, Call
 from lowmark.node.codes import CODES, HEADER, WHOLE, Code, code_of
-from lowmark.node.errors import PermissionDenied, ServerFull, Unauthenticated
+from lowmark.node.errors import PermissionDenied, ServerFull
 from lowmark.node.listener import Listener
+from lowmark.tokens import Unauthenticated
 from node.raw_flight import METHODS, RawFlight
 
 GUIDE = Path(__file__).parents[2] / "docs/guide/flight.md"

@@ -12,11 +12,11 @@ import pytest
 from pyarrow import flight
 
 from eventually import eventually
-from lowmark.node.callers import OWNER, Caller
-from lowmark.node.errors import Unauthenticated
+from lowmark.node.callers import OWNER
 from lowmark.node.listener import Listener
 from lowmark.node.strangers import Door
 from lowmark.runtime import host_and_port
+from lowmark.tokens import Caller, Unauthenticated
 
 TOKEN = "the right one"
 STRANGERS = 20
@@ -27,6 +27,9 @@ class OneToken:
         if bearer != TOKEN:
             raise Unauthenticated("this is not the token")
         return OWNER
+
+    def check(self, caller: Caller, *, last_known: bool = False) -> None:
+        """It is never taken away."""
 
 
 def listening(door: Door) -> Listener:

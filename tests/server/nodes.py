@@ -26,7 +26,12 @@ class Nodes:
     """So many nodes in a folder; they end with the `with`."""
 
     def __init__(
-        self, path: Path, count: int, *, started: int | None = None, **settings: str
+        self,
+        path: Path,
+        count: int,
+        *,
+        started: int | None = None,
+        **settings: str,
     ) -> None:
         """With these settings in the environment, besides `SETTINGS`; the first are started."""
         self._path = path
@@ -61,15 +66,25 @@ class Nodes:
         words += ["--listen", self._listen[number], "--peers", self._peers[number]]
         words += ["--join", self._listen[by]] if join else []
         words += self.more.get(number, [])
-        process = subprocess.Popen(
-            [sys.executable, "-m", "lowmark", *words],
-            env=os.environ | self._settings,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+        with (self._path / f"n{number}.stderr").open("ab") as said:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "lowmark", *words, *self.options(join=join)],
+                env=os.environ | self._settings,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                text=True,
+            )
         self._processes[number] = process
         assert json.loads(self.line(number))["listen"] == self._listen[number]
+
+    def options(self, *, join: bool) -> list[str]:
+        """What else the command says."""
+        del join
+        return []
+
+    def said(self, number: int) -> str:
+        """What a node has said on stderr."""
+        return (self._path / f"n{number}.stderr").read_text()
 
     def line(self, number: int) -> str:
         """What a node says next on stdout: that it is ready."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from lowmark.backend.connection import addresses_of
 from lowmark.backend.remote import RemoteBackend
 from lowmark.client.database import Database
+from lowmark.node.showing import secret_of
 
 if TYPE_CHECKING:
     from lowmark.compaction.runner import Engine
@@ -17,6 +18,7 @@ def connect(
     address: str | Sequence[str],
     *,
     ca: str | None = None,
+    token: str | None = None,
     timeout_s: float = 10.0,
     spark: object = None,
     engine: Engine | None = None,
@@ -29,13 +31,16 @@ def connect(
     for servers that speak TLS; `ca` is the file of the authority that signed their certificates,
     else the one that $LOWMARK_CA names, else those that this machine knows. A server that is not
     there yet, or is started again, is waited for: `timeout_s` here, and later for as long as each
-    call may take. Appends are numbered: what is sent again is stored once. `spark` and `engine` are
-    as for `open`: runs of compaction read the segments of the database, so they are made on its
-    machine.
+    call may take. Appends are numbered: what is sent again is stored once.
+
+    `token` is for a server that asks for one; without it, the environment names it:
+    `LOWMARK_TOKEN`, or `LOWMARK_TOKEN_FILE`, a file that has it. `spark` and `engine` are as for
+    `open`: runs of compaction read the segments of the database, so they are made on its machine.
     """
     first, *also = addresses_of(address)
     name = ",".join([first, *also])
-    backend = RemoteBackend(first, also=also, ca=ca, timeout_s=timeout_s, name=name)
+    secret = secret_of(token)
+    backend = RemoteBackend(first, also=also, ca=ca, timeout_s=timeout_s, name=name, secret=secret)
     try:
         return Database(backend, spark=spark, engine=engine)
     except BaseException:

@@ -59,9 +59,11 @@ from lowmark.metastore.errors import MetastoreUnreachable
 from lowmark.node import AnswerLost, NodeClosing, NodeSilent, NodeUnreachable
 from lowmark.node.action import ActionUnknown, NodeStarting
 from lowmark.node.owner import is_plain_path
+from lowmark.node.showing import showing
 from lowmark.runtime import host_and_port
 from lowmark.runtime.network import TLS_SCHEME, speaks_tls
 from lowmark.table import PartitionNotHere
+from lowmark.tokens import Secret, TokensUnknown
 
 refusal_at, roots_for = deferred("lowmark.runtime.handshake", "refusal_at", "roots_for")
 _UNIX: Final = "unix:"
@@ -93,11 +95,11 @@ _MEMBERS_S = 5.0
 _MEMBER_S = 2.0
 """A member of a cluster that takes longer to say hello is passed over."""
 _AWAY = (NodeUnreachable, NodeClosing, Ended)
-_UNTOUCHED = (NotLeader, Superseded, MetastoreUnreachable, PartitionNotHere)
+_UNTOUCHED = (NotLeader, Superseded, MetastoreUnreachable, PartitionNotHere, TokensUnknown)
 """A node could do nothing, and did not: another one may."""
 _DONE_MAYBE = (Ended, NodeSilent)
 """A server did not wait for the end of what it was asked."""
-_STUCK = (NotLeader, MetastoreUnreachable, NoQuorum, ReadTimedOut, NodeSilent)
+_STUCK = (NotLeader, MetastoreUnreachable, NoQuorum, ReadTimedOut, NodeSilent, TokensUnknown)
 """A node may be cut off from the others: the next call is made elsewhere."""
 _FLIGHT_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
 
@@ -115,9 +117,11 @@ Explain: TypeAlias = Callable[[LowmarkError], LowmarkError]
 """Gives what is known of a server that does not answer."""
 
 
-def _client(address: str, ca: str | None) -> Any:
+def _client(address: str, ca: str | None, secret: Secret | None) -> Any:
     roots = roots_for(address, ca) if speaks_tls(address) else {}
-    return made(flight.FlightClient(location_of(address), generic_options=_OPTIONS, **roots))
+    shown = showing(secret)
+    there = location_of(address)
+    return made(flight.FlightClient(there, generic_options=_OPTIONS, middleware=shown, **roots))
 
 
 def location_of(address: str) -> str:
@@ -206,9 +210,11 @@ class Connection:
         ca: str | None = None,
         explain: Explain | None = None,
         on_away: Callable[[], None] = lambda: None,
+        secret: Secret | None = None,
     ) -> None:
         """`also`: addresses of other nodes of its cluster, which its user has named. `ca`: a file
-        of authorities that sign the certificates of its servers, where they speak TLS.
+        of authorities that sign the certificates of its servers, where they speak TLS. `secret`:
+        the token that it shows to each of them.
         """
         check_fork(address)
         self._given = {address, *also} if also else set()
@@ -226,7 +232,8 @@ class Connection:
         self.cluster = ""
         """Its database: the same at each server that it goes to; empty until one has said it."""
         self._ca = ca
-        self._flight = _client(address, ca)
+        self._secret = secret
+        self._flight = _client(address, ca, secret)
         self._calls = CallStreams(lambda: self._exchange(CALLS, "calls")[:2])
         self.welcome: Welcome
         self._members_at = time.monotonic()
@@ -307,7 +314,7 @@ class Connection:
     def _follow(self, owner: str) -> None:
         """Go to the owner of now, if it is another one."""
         if owner != self.address:
-            self._goes_to(owner, _client(owner, self._ca), leaves=False)
+            self._goes_to(owner, _client(owner, self._ca, self._secret), leaves=False)
 
     @property
     def has_others(self) -> bool:
@@ -360,7 +367,8 @@ class Connection:
         """Go to the first server that says hello, be it the one that was away."""
         ends_at = time.monotonic() + left_s
         for address in [*self._others(), self.address]:
-            client = self._flight if address == self.address else _client(address, self._ca)
+            here = address == self.address
+            client = self._flight if here else _client(address, self._ca, self._secret)
             limit_s = max(0.0, min(_MEMBER_S, ends_at - time.monotonic()))
             try:
                 welcome = _asked_hello(client, limit_s)
@@ -643,7 +651,7 @@ def _is_full(error: flight.FlightError) -> bool:
 
 def _may_pass(error: LowmarkError) -> bool:
     """Whether it is worth asking again: the server is away, closing, or has too much to do."""
-    return isinstance(error, (*_AWAY, ServerFull))
+    return isinstance(error, (*_AWAY, ServerFull, TokensUnknown))
 
 
 def _is_theirs(error: LowmarkError, *, safe: bool) -> bool:

@@ -55,8 +55,9 @@ from lowmark.holds import Span
 from lowmark.ledger import Tail, tail_of
 from lowmark.ledger.claim import LedgersUnseen, check_claim, claim
 from lowmark.log import Damaged, EntryGone, ReadPlan, ReferenceExpired, files
-from lowmark.metastore import Condition, Do, Entry, Operation
+from lowmark.metastore import Condition, Do, Entry, Operation, RemoveRange
 from lowmark.node import NodeSilent, Settings
+from lowmark.node.callers import current_caller
 from lowmark.node.messages import only_looks
 from lowmark.runtime import Buffer, HybridTime, millis_of, place_of, together
 from lowmark.runtime.disk import StoreFailed
@@ -75,6 +76,7 @@ from lowmark.table import (
     WatermarkStanding,
     group_name,
 )
+from lowmark.tokens.records import ACCESS_PREFIX, check_open, check_open_range
 from lowmark.upkeep.dropped import dropped_at
 
 logger = logging.getLogger(__name__)
@@ -214,6 +216,11 @@ class Embedded(NodeThread):
         return str(self.data.absolute() / files.LEDGERS)
 
     @property
+    def caller(self) -> str:
+        """See `Backend`."""
+        return current_caller().token
+
+    @property
     def open_at(self) -> tuple[str, ...]:
         """See `Backend`."""
         return tuple(self.node.open_at)
@@ -289,8 +296,9 @@ class Embedded(NodeThread):
         """See `Backend`."""
         wait_s = _EXECUTE_S if timeout_s is None else timeout_s
         check_buildable(commands)
+        by = current_caller().token
         return self._ask_change(
-            lambda: self.catalogs.execute(commands), of="metastore", timeout_s=wait_s
+            lambda: self.catalogs.execute(commands, by=by), of="metastore", timeout_s=wait_s
         )
 
     def dropped_at(self, table: TableId) -> int | None:
@@ -905,11 +913,13 @@ class Embedded(NodeThread):
 
     def get(self, key: bytes, *, timeout_s: float | None = None) -> Entry | None:
         """See `Backend`."""
+        check_open([key])
         return self.ask(lambda: self._metastore.get(key), timeout_s=timeout_s)
 
     def range(self, prefix: bytes, *, timeout_s: float | None = None) -> tuple[Entry, ...]:
-        """See `Backend`."""
-        return self.ask(lambda: self._metastore.range(prefix=prefix), timeout_s=timeout_s).entries
+        """See `Backend`. Without the records of tokens."""
+        page = self.ask(lambda: self._metastore.range(prefix=prefix), timeout_s=timeout_s)
+        return tuple(one for one in page.entries if not one.key.startswith(ACCESS_PREFIX))
 
     def write(
         self,
@@ -919,6 +929,11 @@ class Embedded(NodeThread):
         timeout_s: float | None = None,
     ) -> bool:
         """See `Backend`."""
+        for one in operations:
+            if isinstance(one, RemoveRange):
+                check_open_range(one.start, one.end)
+            else:
+                check_open([one.key])
 
         def send() -> Future[bool]:
             if condition is not None:
@@ -933,7 +948,7 @@ class Embedded(NodeThread):
         """See `Backend`."""
         operating = self.node.operating
         assert operating is not None
-        carry_out = partial(operating.operate, action, body)
+        carry_out = partial(operating.operate, action, body, current_caller())
         if only_looks(action, body):
             return self.ask(carry_out, timeout_s=timeout_s)
         return self._ask_change(carry_out, of="metastore", timeout_s=timeout_s)

@@ -37,6 +37,12 @@ from lowmark.node.messages import (
     StuckDrain,
     only_looks,
 )
+from lowmark.node.token_messages import (
+    CreateTokenAsk,
+    RevokeTokenAsk,
+    TokenReply,
+    TokensReply,
+)
 from lowmark.upkeep import Holder as CatalogHolder
 from lowmark.upkeep import Round as CatalogRound
 
@@ -49,6 +55,7 @@ __all__ = [
     "CatalogRound",
     "ChangeAsk",
     "CompactCatalogAsk",
+    "CreateTokenAsk",
     "DrainAsk",
     "DrainReply",
     "MoveRow",
@@ -62,8 +69,11 @@ __all__ = [
     "RebalanceReply",
     "RebalanceSettings",
     "RemoveNodeAsk",
+    "RevokeTokenAsk",
     "RoundsReply",
     "StuckDrain",
+    "TokenReply",
+    "TokensReply",
     "check_looks",
     "operated",
 ]

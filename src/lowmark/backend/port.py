@@ -79,6 +79,10 @@ class Backend(Protocol):
         """The addresses at which strangers can come in, at the process that answers."""
 
     @property
+    def caller(self) -> str:
+        """The name of the token that lets this client in; empty: none is asked for."""
+
+    @property
     def closed(self) -> bool:
         """Whether it was closed here, or belongs to another process."""
 

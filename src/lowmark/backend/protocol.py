@@ -70,6 +70,8 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True):
     """Where clients reach the nodes of its cluster: any of them does."""
     open_at: tuple[str, ...] = ()
     """The addresses at which strangers can come in (`--insecure`)."""
+    caller: str = ""
+    """The name of the token that the client has shown."""
 
 
 class Request(NamedTuple):

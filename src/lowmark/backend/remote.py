@@ -51,9 +51,11 @@ from lowmark.catalog import Catalog, Command, Executed, Table, TableId
 from lowmark.errors import LowmarkError
 from lowmark.ledger import Tail
 from lowmark.metastore import Condition, Entry, Operation
+from lowmark.node.showing import found_secret
 from lowmark.runtime import Buffer
 from lowmark.runtime.store import Store
 from lowmark.table import Advanced, Control, Outcome, Trim, View, WatermarkStanding
+from lowmark.tokens import Secret
 
 __all__ = ["RemoteBackend"]
 
@@ -102,9 +104,11 @@ class RemoteBackend:
         explain: Explain | None = None,
         name: str = "",
         of_node: bool = False,
+        secret: Secret | None = None,
     ) -> None:
         """`also`: other nodes of its cluster, which its user has named. `of_node`: a node asks for
-        its clients, and is told what is not there.
+        its clients, and is told what is not there. `secret`: the token that it shows; else the one
+        that the environment names.
         """
         self._name = name or address
         self.ca = ca or ""
@@ -153,6 +157,7 @@ class RemoteBackend:
             ca=ca,
             explain=explain,
             on_away=_weakly(self._renew_soon),
+            secret=found_secret() if secret is None else secret,
         )
         self._instance = self._connection.welcome.instance
         self._hold_s = self._connection.welcome.hold_ms / 1_000
@@ -177,6 +182,11 @@ class RemoteBackend:
     def addresses(self) -> list[str]:
         """The server of now, and those that would take its place."""
         return self._connection.addresses
+
+    @property
+    def caller(self) -> str:
+        """See `Backend`."""
+        return self._connection.welcome.caller
 
     @property
     def open_at(self) -> tuple[str, ...]:

@@ -40,6 +40,7 @@ from lowmark.errors import LowmarkError, Unavailable
 from lowmark.group import COMMAND_BYTES, Future, NotLeader, OutcomeUnknown
 from lowmark.runtime import Buffer
 from lowmark.table import Appended, Outgoing, Producing, Renewal
+from lowmark.tokens import Unauthenticated
 
 logger = logging.getLogger(__name__)
 
@@ -234,6 +235,8 @@ class RemoteAppends:
         self._under_way: dict[int, tuple[_Way, Future[object]]] = {}
         """Everything that has no answer; the outbox has those that were not written yet."""
         self._stream: Any = None
+        self._refused = False
+        """Whether the last stream ended because the server did not take the client's token."""
         """What is written to; None: there is no stream."""
         self._there: Any = None
         """The way that the last stream went."""
@@ -434,6 +437,7 @@ class RemoteAppends:
     def _answered(self, answers: list[tuple[int, Answer]]) -> None:
         with self.lock:
             self._heard_at = time.monotonic()
+            self._refused = False
             if any(not _is_stuck(answer) for _, answer in answers):
                 self._unserved_since = self._heard_at
                 self._unserved_s, self._moves = _UNSERVED_S, 0
@@ -459,11 +463,15 @@ class RemoteAppends:
             if self._closed or (stream is not None and stream is not self._stream):
                 return
             self._stream = None
+            # Of the first stream that ends so, batches may be stored; of the next one, refused as
+            # it begins, none are: to send them again would not end.
+            refused, self._refused = self._refused, isinstance(named, Unauthenticated)
+            final = refused and self._refused
             lost, self._under_way = self._under_way, {}
             waiting = {number for number, _, _ in self._outbox}
             self._outbox.clear()
             for number, (way, future) in lost.items():
-                if number in waiting or stream is None:
+                if number in waiting or stream is None or final:
                     future.reject(named)  # it was never sent
                 else:
                     future.reject(OutcomeUnknown(way.name, why=named.message))

@@ -48,6 +48,7 @@ from lowmark.metastore import Topology
 from lowmark.node import Node, NodeClosing, NodeUnreachable
 from lowmark.runtime import Buffer
 from lowmark.table import Partition, PartitionNotHere, View
+from lowmark.tokens import TokensUnknown, Unauthenticated
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,8 @@ _RETURN_S = 90.0
 _CHANGES = ReadRange(0, None, "none")
 """Nothing is kept of a partition; its changes are heard of."""
 _MOVED = "it follows partitions that have moved to this node"
-_THEIRS = (NodeUnreachable, NodeClosing, Ended)
+_THEIRS = (NodeUnreachable, NodeClosing, Ended, Unauthenticated, TokensUnknown)
+"""Of a token: a node that has just started shows one that the others have not heard of yet."""
 """What a client would take as said of its own server."""
 
 Nodes: TypeAlias = tuple[int, ...]
@@ -263,8 +265,9 @@ class Spread(Attached):
                         cluster=self.info.cluster,
                         ca=self.node.tls.ca,
                         of_node=True,
+                        secret=self.node.tokens_of_callers.own,
                     )
-                except (Unavailable, OtherDatabase) as error:
+                except (Unavailable, OtherDatabase, Unauthenticated) as error:
                     why = error.message
                     continue
                 self._peers[nodes] = peer

@@ -109,15 +109,18 @@ if TYPE_CHECKING:
         type_text,
     )
     from lowmark.catalog.update_log import (
+        BY_PREFIX,
         SNAPSHOT_KEY,
         UPDATE_PREFIX,
         VERSION_KEY,
         number_in,
         read_log,
+        version_of,
     )
     from lowmark.catalog.values import Value, parse_value, value_text
 
 __all__ = [
+    "BY_PREFIX",
     "DEFAULT_SCHEMA",
     "DURATION_TAKES",
     "KEEP",
@@ -199,6 +202,7 @@ __all__ = [
     "to_builtins",
     "type_text",
     "value_text",
+    "version_of",
 ]
 
 __getattr__, __dir__ = face(__name__)

@@ -81,6 +81,8 @@ class _Request:
     token: bytes
     future: Future[Executed]
     founds: bool = False
+    by: str = ""
+    """The token by which they are asked for."""
     """Whether it makes version 1, or else nothing."""
     attempts: int = 0
     tried: int = 0
@@ -351,10 +353,12 @@ class Catalogs:
 
     # -- executing ------------------------------------------------------------------------------
 
-    def execute(self, commands: Command | Sequence[Command]) -> Future[Executed]:
-        """Carry commands out, all or none, in one version; see the module's docstring."""
+    def execute(self, commands: Command | Sequence[Command], *, by: str = "") -> Future[Executed]:
+        """Carry commands out, all or none, in one version; see the module's docstring. `by`: the
+        token by which they are asked for, if by one.
+        """
         wanted = tuple(commands) if isinstance(commands, Sequence) else (commands,)
-        return self._execute(wanted, delay_ms=self._delay_ms)
+        return self._execute(wanted, delay_ms=self._delay_ms, by=by)
 
     def _execute(
         self,
@@ -362,13 +366,14 @@ class Catalogs:
         *,
         delay_ms: int,
         founds: bool = False,
+        by: str = "",
     ) -> Future[Executed]:
         future: Future[Executed] = Future()
         if self._closed or self.failed is not None:
             future.reject(self.failed.again() if self.failed else _closing())
             return future
         token = self._random.randbytes(TOKEN_BYTES)
-        request = _Request(tuple(commands), delay_ms, token, future, founds)
+        request = _Request(tuple(commands), delay_ms, token, future, founds, by)
         if founds:
             self._begin(request)  # the first in the queue may wait for it
         elif len(self._queue) == WAITING_MAX:
@@ -495,7 +500,7 @@ class Catalogs:
             entries=evaluation.entries,
         )
         try:
-            statement = append(update)
+            statement = append(update, by=request.by)
         except CatalogRefused as error:
             self._accepted(request)
             self._finish_refused(request, latest, error)

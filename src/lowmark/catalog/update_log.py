@@ -2,6 +2,7 @@
 
     catalog.version                    the latest version, as a decimal number
     catalog.update.<20 digits>         what made that version; or, for the earliest one, all of it
+    catalog.by.<20 digits>             by which token that version was asked for, if by one
     catalog.snapshot.version           the earliest version, once the log was cut
     catalog.snapshot.part.<20 digits>.<6 digits>
                                        a part of all of a version, if that is too large for a value
@@ -58,6 +59,8 @@ VERSION_KEY = b"catalog.version"
 SNAPSHOT_KEY = b"catalog.snapshot.version"
 UPDATE_PREFIX = b"catalog.update."
 PART_PREFIX = b"catalog.snapshot.part."
+BY_PREFIX = b"catalog.by."
+"""Beside the updates, for an earlier release could not read an update that has more in it."""
 
 UPDATE_BYTES_MAX = VALUE_BYTES_MAX
 """Of one update: it is one value of the metastore."""
@@ -76,6 +79,16 @@ Parts: TypeAlias = Callable[[bytes], bytes | None]
 def update_key(version: int) -> bytes:
     """Where a version stands; the order of keys is the order of versions."""
     return b"%s%020d" % (UPDATE_PREFIX, version)
+
+
+def by_key(version: int) -> bytes:
+    """Where it stands who has asked for a version."""
+    return b"%s%020d" % (BY_PREFIX, version)
+
+
+def version_of(key: bytes) -> int:
+    """The version of an update, or of what stands beside it, by its key."""
+    return int(key.rpartition(b".")[2])
 
 
 def part_key(version: int, number: int) -> bytes:
@@ -99,8 +112,10 @@ def _is(key: bytes, number: int) -> Condition:
 # -- updates ------------------------------------------------------------------------------------
 
 
-def append(update: Update) -> Statement:
-    """Write an update, if the version before it is the latest; one that is too large is refused."""
+def append(update: Update, *, by: str = "") -> Statement:
+    """Write an update, if the version before it is the latest; one that is too large is refused.
+    `by`: the token by which it was asked for.
+    """
     version, value = update.version, encode_update(update)
     if len(value) > UPDATE_BYTES_MAX:
         raise CatalogRefused(
@@ -110,7 +125,10 @@ def append(update: Update) -> Statement:
             detail=f"At most {UPDATE_BYTES_MAX} bytes are allowed.",
             hint="Split the list, and send one part of it after the other.",
         )
-    written = Do((Put(update_key(version), value), Put(VERSION_KEY, b"%d" % version)), answer=DONE)
+    puts = [Put(update_key(version), value), Put(VERSION_KEY, b"%d" % version)]
+    if by:
+        puts.append(Put(by_key(version), by.encode()))
+    written = Do(tuple(puts), answer=DONE)
     return Branch(_is(VERSION_KEY, version - 1), written, Do())
 
 
@@ -170,6 +188,7 @@ def save_snapshot(
             Put(SNAPSHOT_KEY, b"%d" % version),
             Put(update_key(version), pieces.value),
             RemoveRange(UPDATE_PREFIX, update_key(version)),
+            RemoveRange(BY_PREFIX, by_key(version + 1)),
             RemoveRange(PART_PREFIX, part_key(version, 0)),
             RemoveRange(part_key(version, len(pieces.parts)), part_key(version + 1, 0)),
         ),

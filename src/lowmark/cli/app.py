@@ -49,6 +49,7 @@ COMMANDS = {
     "ledger": "ledger",
     "tls": "tls",
     "catalog": "catalog",
+    "token": "token",
     "meta": "meta",
     "log": "log",
     "bench": "bench",
@@ -104,6 +105,7 @@ SUMMARIES = {
     "ledger": "Show, verify and rebuild ledgers, the compacted form of a table.",
     "tls": "Make certificates: an authority of the cluster's own, and a folder for each node.",
     "catalog": "Show the catalog version by version, change it, and cut its history.",
+    "token": "Create, list and revoke tokens, which clients show to a cluster that asks for them.",
     "meta": "Show keys of the metastore, with their revisions and history; or reset the metastore.",
     "log": "Show, verify and compact the log of a node.",
     "bench": (

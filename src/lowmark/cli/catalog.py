@@ -12,6 +12,7 @@ import msgspec
 import typer
 
 from lowmark.catalog import (
+    BY_PREFIX,
     UPDATE_PREFIX,
     Catalog,
     Difference,
@@ -23,6 +24,7 @@ from lowmark.catalog import (
     read_log,
     replay,
     time_or_never,
+    version_of,
 )
 from lowmark.catalog import to_builtins as catalog_builtins
 from lowmark.cli import catalog_history
@@ -32,7 +34,7 @@ from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table
 from lowmark.cli.session import WrongUse, help_if_bare
 from lowmark.cli.source import DataOption, NodeOption, Source, node_client, opened_source
 from lowmark.errors import Unavailable
-from lowmark.formatting import time_text
+from lowmark.formatting import by_text, time_text
 from lowmark.metastore import Entry
 from lowmark.metastore.nodes import NODE_PREFIX, decode_node
 from lowmark.node import RangePage, Status
@@ -90,6 +92,8 @@ def _read(ctx: typer.Context, node: str | None, data: Path | None) -> _Log:
         if log.directory is not None:
             log.known_until = _known_until(source.status())
         names = {one.number: one.name for one in map(decode_node, _values(source, NODE_PREFIX))}
+        by = _entries(source.range(BY_PREFIX))
+        asked = {version_of(one.key): one.value.decode() for one in by}
         pages = list(source.range(UPDATE_PREFIX))
         # A large snapshot is in parts, which are read as of the same revision as the log.
         revision = pages[0].revision if pages else 0
@@ -101,7 +105,8 @@ def _read(ctx: typer.Context, node: str | None, data: Path | None) -> _Log:
                     whole = [f"all of version {made.version}; those before it were cut away"]
                     log.versions.append(_Version(made, "", entry.revision, whole))
                 else:
-                    author = names.get(value.author, str(value.author))
+                    node_name = names.get(value.author, str(value.author))
+                    author = by_text(node_name, asked.get(value.version, ""))
                     words = describe(before, value.entries)
                     log.versions.append(_Version(made, author, entry.revision, words))
     return log

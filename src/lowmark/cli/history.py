@@ -19,9 +19,10 @@ def history(
     """Show the history of a table, newest first: schema versions, runs of compaction, and cuts,
     each with its time and author.
 
-    The author of a change is the node that carried it out, that of a run its process (machine:pid).
-    A dash means that the author is unknown: for retention, cuts by hand, and changes that are older
-    than the catalog's versions (`lowmark catalog log`). Lines without a time come last.
+    The author of a change is the node that carried it out, that of a run its process (machine:pid);
+    before it stands the token by which it was asked for, if by one (job@n1). A dash means that the
+    author is unknown: for retention, cuts by hand, and changes that are older than the catalog's
+    versions (`lowmark catalog log`). Lines without a time come last.
 
     With --json, a list: at, kind (schema, table, run, cut), operation, by, what, schema_version,
     catalog_version, run, rows, bytes, offsets (by partition, where a backlog begins since).

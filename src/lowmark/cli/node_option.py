@@ -4,9 +4,10 @@ One rule for all commands (`named_place`). An option counts before both variable
 in which one of them is set can still ask about another database; of two options, or two variables
 without an option, none counts before the other, and the command says so.
 
-`--node` is added here to each command that opens a database, and `--read-only` to those that only
-read, so that no command has to pass them on: what was given is kept with the run, and
-`opened_database` looks there.
+`--node` is added here to each command that opens a database, `--read-only` to those that only read,
+and `--token-file` to all that ask a node, so that no command has to pass them on: what was given is
+kept with the run, and `opened_database` looks there. There is no option for a token itself: every
+user of the machine can see the arguments of a command.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ _HELP = (
 _HELP_CA = (
     "The authority that signed the certificates of a server with TLS (lowmark+tls://host:port), as"
     f" a PEM file; else ${CA_VARIABLE}, else those that this machine knows."
+)
+_HELP_TOKEN = (
+    "A file with the token to show; else $LOWMARK_TOKEN, or the file in $LOWMARK_TOKEN_FILE."
 )
 _HELP_READ = "Never write to the directory; what no process has open is read from its files."
 
@@ -98,6 +102,14 @@ def _keep_ca(ctx: typer.Context, value: str | None) -> str | None:
     return value
 
 
+def _use_token_file(ctx: typer.Context, value: str | None) -> str | None:
+    if value is not None:
+        from lowmark.node.showing import token_file  # noqa: PLC0415 (it imports Arrow)
+
+        ctx.with_resource(token_file(value))
+    return value
+
+
 def _options() -> tuple[Any, Any, Any]:
     alone = typer.Typer(add_completion=False)
 
@@ -112,14 +124,20 @@ def _options() -> tuple[Any, Any, Any]:
         ca: Annotated[
             str | None, typer.Option("--ca", metavar="PATH", help=_HELP_CA, callback=_keep_ca)
         ] = None,
+        token: Annotated[
+            str | None,
+            typer.Option(
+                "--token-file", metavar="FILE", help=_HELP_TOKEN, callback=_use_token_file
+            ),
+        ] = None,
     ) -> None:
-        del node, read_only, ca
+        del node, read_only, ca, token
 
     command: Any = get_command(alone)
     found = {one.name: one for one in command.params}
     for option in found.values():
         option.expose_value = False  # no command has an argument for it
-    return found["node"], found["read_only"], found["ca"]
+    return found["node"], found["read_only"], [found["ca"], found["token"]]
 
 
 def offer_node(command: Any) -> Any:
@@ -130,13 +148,15 @@ def offer_node(command: Any) -> Any:
     for at, option in enumerate(command.params):
         opens = getattr(option, "metavar", "") == "DIR" and "--data" in option.opts
         if opens and "--node" not in names and "--listen" not in names:
-            node, read_only, _ = _options()
-            command.params.insert(at + 1, node)
+            node, read_only, shown = _options()
+            command.params[at + 1 : at + 1] = [node, *shown]
             if command.name in _READ:
                 command.params.insert(at + 2, read_only)
             break
-    for at, option in enumerate(command.params):
         if "--node" in getattr(option, "opts", ()) and option.metavar == "ADDR":
-            command.params.insert(at + 1, _options()[2])
+            command.params[at + 1 : at + 1] = _options()[2]
+            break
+        if "--join" in getattr(option, "opts", ()):  # whom a node believes is in its own folder
+            command.params.insert(at + 1, _options()[2][1])
             break
     return command

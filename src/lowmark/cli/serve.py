@@ -74,6 +74,9 @@ def serve(
             " reach them can read and change all data.",
         ),
     ] = False,
+    tokens: Annotated[
+        bool, typer.Option("--tokens", help="Take only calls that show a token.")
+    ] = False,
     join: Annotated[
         str,
         typer.Option(
@@ -130,6 +133,10 @@ def serve(
     one. Another --rack changes it, and may move replicas; --rack "" takes it away. --attribute
     replaces all attributes; --attribute "" takes them away.
 
+    A node that founds a cluster writes the token of an administrator to the file admin.token in its
+    directory. With --tokens the node takes only calls that show a token; give it to all nodes of a
+    cluster. A node that joins such a cluster shows one, too: --token-file, or $LOWMARK_TOKEN.
+
     Clients and other nodes are sent to where the node listens, or to --advertise and
     --advertise-peers: a name is looked up at each connection. Addresses can be others at the next
     start; the cluster learns them from the node.
@@ -151,7 +158,7 @@ def serve(
         others = (
             advertise or peers or advertise_peers or insecure or join or name or attribute or tls
         )
-        if dev is not None and (others or rack is not None):
+        if dev is not None and (others or tokens or rack is not None):
             raise Rejected(
                 "--dev starts nodes of its own: they have no other options",
                 hint="Leave out all but --data, --listen, --dev and --json.",
@@ -176,6 +183,7 @@ def serve(
         attributes=None if attribute is None else _attributes(attribute),
         tls=tls,
         tls_mode=tls_mode,
+        tokens=tokens,
     )
     with wrong_use():
         if not data.strip():

@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from lowmark.client.table import Table
     from lowmark.client.table_reading import Snapshot
     from lowmark.client.tide import HolderTotal, PartitionTide, Tide, TideHolder, TideLedger
+    from lowmark.client.tokens import NewToken, Tokens
     from lowmark.compaction.automatic import Told
     from lowmark.compaction.context import Progress
     from lowmark.compaction.description import LedgerDescription, RetiredLedger
@@ -130,6 +131,7 @@ __all__ = [
     "LineRefused",
     "Locked",
     "Lost",
+    "NewToken",
     "NoHandles",
     "NoMemory",
     "NoThreads",
@@ -168,6 +170,7 @@ __all__ = [
     "TideHolder",
     "TideLedger",
     "TimeInFuture",
+    "Tokens",
     "Told",
     "ValueRefused",
     "datetime_of",

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from lowmark.client.catalog import DatabaseCatalog, catalog_of
     from lowmark.client.cluster import Cluster
     from lowmark.client.relocation import relocate
+    from lowmark.client.tokens import Tokens
     from lowmark.client.zones import alteration, creation
     from lowmark.compaction.automatic import Automatic, Told
     from lowmark.compaction.runner import Engine, Runners, read_way
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 else:
     (catalog_of,) = deferred("lowmark.client.catalog", "catalog_of")
     (Cluster,) = deferred("lowmark.client.cluster", "Cluster")
+    (Tokens,) = deferred("lowmark.client.tokens", "Tokens")
     (relocate,) = deferred("lowmark.client.relocation", "relocate")
     alteration, creation = deferred("lowmark.client.zones", "alteration", "creation")
     (Automatic,) = deferred("lowmark.compaction.automatic", "Automatic")
@@ -116,6 +118,11 @@ class Database:
     def cluster(self) -> Cluster:
         """Its nodes, and the moves of partitions among them: for operators."""
         return Cluster(self._session)
+
+    @property
+    def tokens(self) -> Tokens:
+        """The tokens by which clients are let in, where a server asks for them."""
+        return Tokens(self._session)
 
     # -- tables ---------------------------------------------------------------------------------
 

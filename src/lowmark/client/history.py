@@ -23,6 +23,7 @@ from typing import Literal
 from lowmark.backend.operating import Nothing, RoundsReply, operated
 from lowmark.backend.port import Backend
 from lowmark.catalog import (
+    BY_PREFIX,
     SNAPSHOT_KEY,
     UPDATE_PREFIX,
     Catalog,
@@ -34,13 +35,14 @@ from lowmark.catalog import (
     describe,
     read_log,
     replay,
+    version_of,
 )
 from lowmark.catalog.describing import column_text
 from lowmark.catalog.entries import ChangedTable, Entry, TableChange, apply
 from lowmark.catalog.errors import CatalogUnreadable
 from lowmark.catalog.history import Update
 from lowmark.convert.times import datetime_of
-from lowmark.formatting import bytes_text, counted, verb
+from lowmark.formatting import by_text, bytes_text, counted, verb
 from lowmark.ledger import RunRecord
 from lowmark.ledger.records import REBUILD
 from lowmark.metastore.nodes import NODE_PREFIX, decode_node
@@ -72,7 +74,8 @@ class HistoryLine:
     """What was done, in a word or two: `create table`, `add columns`, `compact`, `trim`."""
     by: str | None
     """Who did it: the node that carried out a change of the catalog, by name; the process of a run,
-    as `machine:pid`. None: that is noted nowhere. No line names a person: Lowmark knows none."""
+    as `machine:pid`. With the name of the token before it, if it was asked for by one:
+    `nightly-job@n1`. None: that is noted nowhere. No line names a person: Lowmark knows none."""
     what: str
     """In words."""
     schema_version: int | None = None
@@ -110,13 +113,15 @@ def table_history(backend: Backend, table: Table, runs: Sequence[RunRecord]) -> 
 def _of_catalog(
     backend: Backend, table: TableId, nodes: Mapping[int, str]
 ) -> Iterator[HistoryLine]:
+    asked = {version_of(one.key): one.value.decode() for one in backend.range(BY_PREFIX)}
     for value, before, made in replay(_update_log(backend), History()):
         if isinstance(value, Snapshot):
             if (there := made.table(table)) is not None:
                 yield from _before_the_log(there)
                 yield from _forgotten_versions(backend, made, nodes)
         else:
-            yield from _of_update(value, before, made, table, nodes)
+            by = by_text(_node(value.author, nodes), asked.get(value.version, ""))
+            yield from _of_update(value, before, made, table, by)
 
 
 def _update_log(backend: Backend) -> list[tuple[Update | Snapshot, int]]:
@@ -192,7 +197,7 @@ def _forgotten_versions(
 
 
 def _of_update(
-    update: Update, before: Catalog, made: Catalog, table: TableId, nodes: Mapping[int, str]
+    update: Update, before: Catalog, made: Catalog, table: TableId, by: str
 ) -> Iterator[HistoryLine]:
     """What one version of the catalog did to the table, step by step."""
     if not any(_changes(entry, table) for entry in update.entries):
@@ -213,7 +218,7 @@ def _of_update(
                 at=datetime_of(made.time),
                 kind="cut" if cut else kind,
                 operation=_operation(entry),
-                by=_node(update.author, nodes),
+                by=by,
                 what="; ".join(describe(now, [entry])),
                 schema_version=there.schemas[0].number if cut else number,
                 catalog_version=update.version,

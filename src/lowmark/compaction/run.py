@@ -54,6 +54,7 @@ from lowmark.compaction.runner import Runner, together
 from lowmark.compaction.schemas import trim_schemas
 from lowmark.compaction.work import carried_out, work_for
 from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected
+from lowmark.formatting import by_text
 from lowmark.ledger import (
     Done,
     Expected,
@@ -255,7 +256,7 @@ class Run:
             write_rate=options.write_rate or 0,
             engine=options.engine,
             where=options.where,
-            by=this_process(),
+            by=by_text(this_process(), self._backend.caller),
             partitions=tuple(plans),
             **waiting(table, plans, standing, now_ms=began_at_ms),
         )
@@ -314,7 +315,7 @@ class Run:
             state="running",
             engine=options.engine,
             where=options.where,
-            by=this_process(),
+            by=by_text(this_process(), self._backend.caller),
         )
         planned = record
         try:

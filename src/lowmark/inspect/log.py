@@ -39,6 +39,9 @@ _ROOT_NAMES = {
     f"{files.NODE}~",
     files.LEDGERS,
     files.ENDPOINT,
+    files.ADMIN_TOKEN,
+    f"{files.ADMIN_TOKEN}{files.NEW}",
+    f"{files.ADMIN_TOKEN}{files.NEW}~",
     "lost+found",
 }
 _PUT_BACK = (

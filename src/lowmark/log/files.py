@@ -18,6 +18,8 @@
     rejoin/<group>                           a copy that this node gave up; not the log's own
     node                                     who this node is; not the log's own
     ledgers/                                 what compaction has made of tables; not the log's own
+    admin.token                              the first token of the cluster; not the log's own
+    admin.token.new                          one that is proposed at the next start; neither
 
 Numbers have sixteen digits, so name order is number order. `.tmp` marks what is being written,
 `.compacting` a merge, `.link` and `.new` its temporaries.
@@ -48,6 +50,7 @@ REJOIN = "rejoin"
 NODE = "node"
 LEDGERS = "ledgers"
 ENDPOINT = "endpoint"
+ADMIN_TOKEN = "admin.token"
 """Of the packages above; the log leaves them alone."""
 SEGMENT = ".segment"
 LARGE = ".large"

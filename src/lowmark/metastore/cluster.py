@@ -35,6 +35,7 @@ from lowmark.errors import LowmarkError, Rejected, Unavailable
 from lowmark.group import CopyOutdated, Future, Groups
 from lowmark.group.rejoin import lost_copy
 from lowmark.log import Log
+from lowmark.metastore.commands import Operation
 from lowmark.metastore.coordinator import (
     JOIN_SERVICE,
     Coordinator,
@@ -285,6 +286,8 @@ class Cluster:
         self._turn = 0
         self._leaving: Future[None] | None = None
         self._closed = False
+        self.founding_writes: tuple[Operation, ...] = ()
+        """What a founder writes in the cluster's first revision besides its settings."""
         self._welcomed: Welcome | None = None
         """Where the leader said that nodes are, until this node's copy is as new as that."""
         self._reading = False
@@ -412,7 +415,7 @@ class Cluster:
             if self._closed or not self.metastore.coordinates:
                 return
             if self.metastore.state.find(CLUSTER_KEY) is None:
-                self._coordinator.found(settings, self.node).then(settled)
+                self._coordinator.found(settings, self.node, self.founding_writes).then(settled)
 
         def settled(future: Future[bool]) -> None:
             if future.error is not None:

@@ -52,6 +52,7 @@ from lowmark.metastore.nodes import (
 from lowmark.metastore.store import Metastore
 from lowmark.metastore.whereabouts import Whereabouts
 from lowmark.runtime import Buffer, Runtime
+from lowmark.tokens.records import node_key as access_key
 
 logger = logging.getLogger(__name__)
 
@@ -197,8 +198,12 @@ class Coordinator:
 
     # -- founding -------------------------------------------------------------------------------
 
-    def found(self, settings: ClusterSettings, node: NodeInfo) -> Future[bool]:
-        """Settle what is settled once; False if that was done before."""
+    def found(
+        self, settings: ClusterSettings, node: NodeInfo, also: Iterable[Operation] = ()
+    ) -> Future[bool]:
+        """Settle what is settled once, and write what else is there from the first revision on;
+        False if that was done before.
+        """
         topology = Topology().with_node(node)
         return self._metastore.invoke_if(
             missing(CLUSTER_KEY),
@@ -206,6 +211,7 @@ class Coordinator:
                 Put(CLUSTER_KEY, encode(settings)),
                 Put(node_key(node.number), encode(node)),
                 Put(TOPOLOGY_KEY, encode(topology)),
+                *also,
             ],
         )
 
@@ -353,6 +359,7 @@ class Coordinator:
         # The topology changes in any case: two that leave at once must see each other.
         operations: list[Operation] = [
             Remove(node_key(number)),
+            Remove(access_key(number)),  # what it shows to other nodes lets it in no more
             Put(TOPOLOGY_KEY, encode(now.topology.without(number))),
         ]
         return self._metastore.invoke_if(

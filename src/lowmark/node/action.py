@@ -13,7 +13,8 @@ from typing import TypeAlias, TypeVar
 import msgspec
 
 from lowmark.errors import Rejected, Unavailable
-from lowmark.node.callers import OWNER, Caller
+from lowmark.node.callers import OWNER
+from lowmark.tokens import Caller
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from lowmark.metastore.nodes import CLUSTER_KEY, NODE_PREFIX, TOPOLOGY_KEY
 from lowmark.metastore.state import Found, Record, State, prefix_end
 from lowmark.node.action import Action, Call, reply, stream
 from lowmark.node.bridge import Bridge
+from lowmark.node.callers import current_caller
 from lowmark.node.messages import (
     CatalogStatus,
     ExecuteAsk,
@@ -35,6 +36,7 @@ from lowmark.node.messages import (
     WrittenReply,
 )
 from lowmark.runtime import Timer, millis_of
+from lowmark.tokens import ACCESS_PREFIX, shown
 
 PAGE_ENTRIES_MAX = 512
 PAGE_BYTES_MAX = 4 << 20
@@ -47,6 +49,7 @@ ALIVE_S = 0.5
 WATCHES_MAX = 256
 """Of clients at one node: each has a thread of Flight's."""
 RESERVED = (
+    ACCESS_PREFIX,
     CLUSTER_KEY,
     NODE_PREFIX,
     TOPOLOGY_KEY,
@@ -83,7 +86,7 @@ def stored(entry: Entry) -> StoredEntry:
         created=entry.created,
         version=entry.version,
         size=len(entry.value),
-        value=entry.value,
+        value=shown(entry.key, entry.value),
     )
 
 
@@ -513,9 +516,10 @@ class CatalogActions:
     def _execute(self, asked: ExecuteAsk) -> ExecutedReply:
         commands = read_commands(asked.commands)
         check_buildable(commands)
+        by = current_caller().token
 
         def execute() -> Future[Executed]:
-            return self._catalogs.execute(commands)
+            return self._catalogs.execute(commands, by=by)
 
         done = self._bridge.ask(execute, timeout_s=EXECUTE_S)
         return ExecutedReply(

@@ -7,23 +7,40 @@ in as the owner: an embedded database, whose socket only its user can reach, and
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Final, Protocol
+
+from lowmark.tokens import ADMIN_ROLE, Caller, TokensUnknown
 
 HEADER: Final = "authorization"
 _BEARER: Final = "bearer"
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who makes a call."""
+OWNER: Final = Caller("owner", ADMIN_ROLE)
+WITHOUT_MAJORITY: Final = frozenset(
+    {"status", "cluster.peer-address", "partition.list", "partition.reset"}
+)
+"""Actions that say what is wrong with a cluster that has no majority, and repair it. They take the
+tokens that the node last knew."""
 
-    name: str
-    role: str
+_calling: ContextVar[Caller] = ContextVar("who makes the call of this thread", default=OWNER)
 
 
-OWNER: Final = Caller("owner", "admin")
+def current_caller() -> Caller:
+    """Who makes the call that this thread carries out."""
+    return _calling.get()
+
+
+@contextlib.contextmanager
+def calling(caller: Caller) -> Iterator[None]:
+    """What this thread does in here it does for this caller."""
+    before = _calling.set(caller)
+    try:
+        yield
+    finally:
+        _calling.reset(before)
 
 
 class Callers(Protocol):
@@ -31,7 +48,12 @@ class Callers(Protocol):
 
     def caller(self, bearer: str | None) -> Caller:
         """Whose token this is; None: the client has shown none. Raises a `LowmarkError`, such as
-        `Unauthenticated`, if the call is not let in.
+        `Unauthenticated`, if the call is not let in. Each call is checked besides (`check`).
+        """
+
+    def check(self, caller: Caller, *, last_known: bool = False) -> None:
+        """Raise if a caller is not let in any more: at the beginning of a call, and at each message
+        of a stream. `last_known`: by what is known here, though a newer word may be missing.
         """
 
 
@@ -42,6 +64,21 @@ class AnyCaller:
         """See `Callers`."""
         del bearer
         return OWNER
+
+    def check(self, caller: Caller, *, last_known: bool = False) -> None:
+        """See `Callers`."""
+
+
+class NoCaller:
+    """Lets no client in yet: the node that will know the tokens is being made."""
+
+    def caller(self, bearer: str | None) -> Caller:
+        """See `Callers`."""
+        raise TokensUnknown(silent_s=None)
+
+    def check(self, caller: Caller, *, last_known: bool = False) -> None:
+        """See `Callers`."""
+        raise TokensUnknown(silent_s=None)
 
 
 def bearer_of(headers: Mapping[str, Sequence[str | bytes]]) -> str | None:

@@ -39,9 +39,11 @@ from lowmark.node.messages import (
     only_looks,
 )
 from lowmark.node.owner import SCHEME
+from lowmark.node.showing import found_secret, showing
 from lowmark.runtime import host_and_port
 from lowmark.runtime.network import TLS_SCHEME, speaks_tls
 from lowmark.runtime.refusals import TlsNotSpoken
+from lowmark.tokens import Secret
 
 refusal_at, roots_for = deferred("lowmark.runtime.handshake", "refusal_at", "roots_for")
 T = TypeVar("T")
@@ -99,8 +101,16 @@ class NodeClient:
     """One node, by its endpoint. Close it when done."""
 
     def __init__(
-        self, address: str, *, ca: str | None = None, timeout_s: float | None = None
+        self,
+        address: str,
+        *,
+        ca: str | None = None,
+        timeout_s: float | None = None,
+        secret: Secret | None = None,
     ) -> None:
+        """`ca`: whom it believes, where nodes speak TLS; `secret`: the token that it shows, else
+        the one that the environment names.
+        """
         if address.startswith(SCHEME):  # the owner of a directory of this machine
             self.address, location = address, f"grpc+unix://{address.removeprefix(SCHEME)}"
         else:
@@ -110,7 +120,10 @@ class NodeClient:
         self._timeout_s = timeout_s
         self._ca = ca
         roots = roots_for(address, ca) if speaks_tls(address) else {}
-        self._flight = flight.FlightClient(location, generic_options=_OPTIONS, **roots)
+        shown = showing(found_secret() if secret is None else secret)
+        self._flight = flight.FlightClient(
+            location, generic_options=_OPTIONS, middleware=shown, **roots
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -57,8 +57,8 @@ class Code(enum.StrEnum):
 CODES: Final[Mapping[Code, str]] = {
     Code.NOT_FOUND: (
         "ChangesGone CursorUnknown DeletesGone EntryGone FileMissing GapFound GroupUnknown"
-        " HoldUnknown OffsetExpired ReferenceExpired RevisionCompacted RevisionUnknown TableUnknown"
-        " TransactionUnknown VersionCompacted VersionUnknown"
+        " HoldUnknown NoSuchToken OffsetExpired ReferenceExpired RevisionCompacted RevisionUnknown"
+        " TableUnknown TransactionUnknown VersionCompacted VersionUnknown"
     ),
     Code.INVALID_ARGUMENT: "Rejected Conflict",
     Code.UNAUTHENTICATED: "Unauthenticated",

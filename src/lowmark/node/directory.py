@@ -38,6 +38,8 @@ _FIRST_NAMES = frozenset(
         files.ENDPOINT,
         _IDENTITY,
         f"{_IDENTITY}~",
+        f"{files.ADMIN_TOKEN}{files.NEW}",
+        f"{files.ADMIN_TOKEN}{files.NEW}~",
     }
 )
 """What a first open makes, in the order of its steps, before it has a cluster."""

@@ -6,10 +6,6 @@ from lowmark.errors import LowmarkError, Rejected, Unavailable
 from lowmark.group import OutcomeUnknown
 
 
-class Unauthenticated(Rejected):
-    """A call of a client that has not shown who it is, or not so that it can be believed."""
-
-
 class PermissionDenied(Rejected):
     """A call that its client may not make."""
 

@@ -7,6 +7,7 @@ clients ask again.
 
 What every call promises
     1. It is let in by `Callers` before anything else is looked at, and who makes it goes with it.
+       Each message of a stream is checked again: a token may have been revoked meanwhile.
     2. An error arrives with its name, what happened, why, and what to do: whole to a client of
        ours, with gRPC's code to every other one (see `codes`).
     3. A body that is too long, or not what the call takes, is refused before anything happens.
@@ -39,7 +40,13 @@ from lowmark.errors import LowmarkError
 from lowmark.node.action import Action, ActionUnknown, BadRequest, Call, NodeStarting
 from lowmark.node.addresses import check_free, joined
 from lowmark.node.bridge import NodeClosing
-from lowmark.node.callers import AnyCaller, Caller, Callers, bearer_of
+from lowmark.node.callers import (
+    WITHOUT_MAJORITY,
+    AnyCaller,
+    Callers,
+    bearer_of,
+    calling,
+)
 from lowmark.node.codes import asks_for_whole, flight_error
 from lowmark.node.cutting import Waiting
 from lowmark.node.errors import ServerFailed, ServerStuck
@@ -49,6 +56,7 @@ from lowmark.node.slots import Slots
 from lowmark.node.strangers import Door, Strangers
 from lowmark.runtime import AddressInUse, AddressUnusable, host_and_port
 from lowmark.runtime.network import TLS_SCHEME
+from lowmark.tokens import Caller
 
 logger = logging.getLogger(__name__)
 
@@ -134,6 +142,21 @@ def _admitted(context: Any) -> _Admitted:
     return found
 
 
+class _Checked:
+    """The messages of a client, each of which counts only if its caller is still let in."""
+
+    def __init__(self, reader: Any, listener: Listener, caller: Caller) -> None:
+        self._reader = reader
+        self._listener = listener
+        self._caller = caller
+
+    def read_chunk(self) -> Any:
+        """The next one; `StopIteration` at the end."""
+        chunk = self._reader.read_chunk()
+        self._listener.callers.check(self._caller)
+        return chunk
+
+
 class _Admission(flight.ServerMiddlewareFactory):  # type: ignore[misc]
     """Where callers are checked: every call begins here."""
 
@@ -144,6 +167,8 @@ class _Admission(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         whole = asks_for_whole(headers)
         with told("a call", whole=whole):
             caller = self._listener.callers.caller(bearer_of(headers))
+            if info.method != flight.FlightMethod.DO_ACTION:  # which one it is, is not known yet
+                self._listener.callers.check(caller)
             if info.method == flight.FlightMethod.GET_SCHEMA:
                 self._listener.find_data()  # refused later, it could not hear Unavailable
             return _Admitted(caller, whole=whole)
@@ -195,14 +220,19 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         return self._listener.get(context, ticket.ticket, whole=self._admitted(context).whole)
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        with told("DoPut", whole=self._admitted(context).whole, passing=_BROKEN):
-            self._listener.find_data().put(context, descriptor, reader, writer)
+        with (
+            told("DoPut", whole=self._admitted(context).whole, passing=_BROKEN),
+            calling(caller_of(context)),
+        ):
+            checked = _Checked(reader, self._listener, caller_of(context))
+            self._listener.find_data().put(context, descriptor, checked, writer)
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         # Only clients of ours do this, and of some releases without saying so in a header.
         self._listener.let_in(context)
-        with told("DoExchange", whole=True, passing=_BROKEN):
-            self._listener.find_data().exchange(context, descriptor, reader, writer)
+        with told("DoExchange", whole=True, passing=_BROKEN), calling(caller_of(context)):
+            checked = _Checked(reader, self._listener, caller_of(context))
+            self._listener.find_data().exchange(context, descriptor, checked, writer)
 
     def list_flights(self, context: Any, criteria: bytes) -> Iterator[Any]:
         del criteria
@@ -312,7 +342,13 @@ class Listener:
                 raise NodeStarting(name) if self.starting else ActionUnknown(name, self.actions)
             _check_length(body.size)
             with contextlib.nullcontext() if ours else self._brief.one():
-                yield from action(body.to_pybytes(), call)
+                last_known = name in WITHOUT_MAJORITY
+                self.callers.check(call.caller, last_known=last_known)
+                with calling(call.caller):
+                    results = iter(action(body.to_pybytes(), call))
+                for result in results:
+                    self.callers.check(call.caller, last_known=last_known)
+                    yield result
 
     def get(self, context: Any, ticket: bytes, *, whole: bool) -> Any:
         """Rows, watched while their client takes them."""
@@ -322,12 +358,16 @@ class Listener:
             whole = whole or data.is_ours(ticket)
         with told("DoGet", whole=whole):
             schema, messages = data.get(ticket)
-        return flight.GeneratorStream(schema, self._sent(context.peer(), messages, whole=whole))
+        sent = self._sent(context.peer(), caller_of(context), messages, whole=whole)
+        return flight.GeneratorStream(schema, sent)
 
-    def _sent(self, peer: str, messages: Iterator[Any], *, whole: bool) -> Iterator[Any]:
+    def _sent(
+        self, peer: str, caller: Caller, messages: Iterator[Any], *, whole: bool
+    ) -> Iterator[Any]:
         while True:
             with told("DoGet", whole=whole), self._brief.one():
                 message = next(messages, None)
+                self.callers.check(caller)
             if message is None:
                 return
             with self.waiting.on(peer):

@@ -803,6 +803,7 @@ LOOKS: Final = frozenset(
         "rebalance.plan",
         "catalog.rounds",
         "partition.list",
+        "token.list",
     }
 )
 """Actions that change nothing: they may be asked again."""
@@ -821,6 +822,8 @@ CHANGES: Final = frozenset(
         "partition.rebuild",
         "log.compact",
         "log.rewrite",
+        "token.create",
+        "token.revoke",
     }
 )
 """Actions that must not be repeated without a look, unless they are asked to look only."""

@@ -61,9 +61,11 @@ from lowmark.node.addresses import (
     place_of,
 )
 from lowmark.node.bridge import Bridge
+from lowmark.node.callers import NoCaller
 from lowmark.node.catalog_rounds import CatalogRounds
 from lowmark.node.client import JOIN_PATIENCE_S, ask_peer
 from lowmark.node.errors import ServerStuck
+from lowmark.node.first_token import FirstToken, prepare
 from lowmark.node.homes import homes_of
 from lowmark.node.listener import Listener
 from lowmark.node.log_compaction import LogCompaction
@@ -77,7 +79,10 @@ from lowmark.node.rewriting import RewriteActions, Rewriting
 from lowmark.node.seeds import Seeds
 from lowmark.node.settings import Settings, chosen
 from lowmark.node.status import StatusService, parts_here, watermark_status
+from lowmark.node.strangers import Door
 from lowmark.node.tls import NodeTls, authority_of, check_mode
+from lowmark.node.token_actions import TokenActions
+from lowmark.node.tokens import Tokens
 from lowmark.placement import Adjust, MetastoreMembers, Placement
 from lowmark.runtime import Disk, RealDisk, RealLoop, TlsFiles, host_and_port, real_runtime
 from lowmark.runtime.disk import closing_command, open_to_others, what_others_may
@@ -148,6 +153,8 @@ class NodeOptions:
     """`allow`: it also speaks with nodes without TLS, while a cluster goes over to it."""
     embedded: bool = False
     """Whether it lives in the process of its only client: without address and server."""
+    tokens: bool = False
+    """Whether its callers must show a token."""
     read_only: bool = False
     """Whether its directory stays as it is: embedded, and all that it writes is kept in memory. It
     has no lock, and looks after nothing: what is there is there to be read.
@@ -156,7 +163,7 @@ class NodeOptions:
     @property
     def guard(self) -> Guard:
         """What keeps strangers out of it."""
-        return Guard(tls=self.speaks_tls == "require", insecure=self.insecure)
+        return Guard(tls=self.speaks_tls == "require", tokens=self.tokens, insecure=self.insecure)
 
     def places(self) -> tuple[Place, Place]:
         """Where it is for clients, and for other nodes; refused if strangers could come in."""
@@ -259,9 +266,7 @@ class Node:
             """Where it is for other nodes."""
             self.loop.around = self.groups.turn
             self.tls = NodeTls(options.tls, options.speaks_tls, runtime.network)
-            self._server = None
-            if not options.embedded:
-                self._server = self.tls.listener(self.place.listens_at)
+            self._server = None if options.embedded else self._listener(options)
             if self._server is not None:
                 self.place = self.place.with_port(host_and_port(self._server.address)[1])
                 self._server.actions = self.actions
@@ -282,9 +287,17 @@ class Node:
             self.members = MetastoreMembers(runtime, self.cluster, config=self.settings.rebalance)
             self.status = StatusService(self.groups, self.cluster)
             self.status.problems = lambda: [self.members.problem, *self._of_tls()]
+            self.tokens_of_callers = Tokens(self.loop, self.cluster, asked=options.tokens)
+            self.first_token = FirstToken(self.loop, runtime.disk, self.cluster.metastore)
             self.status.open_at = lambda: tuple(self.open_at)
             self._offer()
+            writes = None if options.embedded else prepare(runtime.disk, join=bool(join))
+            self._founds = writes is not None
+            self.cluster.founding_writes = writes or ()
             self.cluster.start(join=join, settings=self.settings.for_founding())
+            self.tokens_of_callers.start()
+            if self._server is not None and options.tokens:
+                self._server.callers = self.tokens_of_callers
             known = load_identity(runtime.disk)
             self._belongs_to(known.cluster if known is not None else "")
             if options.join and known is not None and known.cluster:
@@ -296,6 +309,12 @@ class Node:
                 )
                 self.cluster.look_for_others = looks.look
             undo.pop_all()
+
+    def _listener(self, options: NodeOptions) -> Listener:
+        """Where clients come in; if it asks for tokens, none does before it knows them."""
+        if not options.tokens:
+            return self.tls.listener(self.place.listens_at)
+        return self.tls.listener(self.place.listens_at, callers=NoCaller(), door=Door())
 
     # -- guests of an owner before ----------------------------------------------------------------
 
@@ -416,7 +435,7 @@ class Node:
                 # The catalog has read what the metastore has of it: damage may show only then.
                 self._damage = self.cluster.damage
                 if self._damage is None:
-                    on_ready()
+                    self._be_ready(on_ready)
             self.loop.call_soon(lambda: None)  # for `over` to be looked at
 
         def over() -> bool:
@@ -436,6 +455,16 @@ class Node:
             self._say_goodbye()
         finally:
             self._close()
+
+    def _be_ready(self, on_ready: Callable[[], None]) -> None:
+        """A founder is ready when there is a token by which it can be used."""
+        first = self.first_token
+        if not self.embedded:
+            first.propose()
+        if not self._founds:
+            on_ready()
+        else:
+            first.done.then(lambda _: None if self._stopping else on_ready())
 
     def stop(self) -> None:
         """Have `run` end, in good order. From any thread, and from a signal's handler."""
@@ -497,7 +526,8 @@ class Node:
         ]
         rebalance = Rebalance(self.groups, cluster, catalogs, tables, self.placement)
         rounds = CatalogRounds(cluster.metastore, self.upkeep.catalog)
-        self.operating = Operating(self.bridge, rebalance.answers, rounds.answers)
+        tokens = TokenActions(cluster.metastore, self.tokens_of_callers)
+        self.operating = Operating(self.bridge, rebalance.answers, rounds.answers, tokens.answers)
         resets = Resets(
             self.groups, cluster, catalogs, tables, self.placement, self.status, self.bridge
         )
@@ -599,6 +629,8 @@ class Node:
             # Ends the watches, so that their streams end; it is fine if that was done.
             last.callback(self.cluster.close)
             last.callback(self.members.close)
+            last.callback(self.tokens_of_callers.close)
+            last.callback(self.first_token.close)
             for room in (self.catalogs, self.placement, self.upkeep):
                 if room is not None:
                     last.callback(room.close)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import msgspec
 
 from lowmark.group import Future
-from lowmark.node.action import Action, ActionUnknown, decoded, encode, reply
+from lowmark.node.action import Action, ActionUnknown, Call, decoded, encode
 from lowmark.node.bridge import Bridge
+from lowmark.node.callers import OWNER, calling
+from lowmark.tokens import Caller
 
 TIMEOUT_S = 60.0
 
@@ -29,12 +31,25 @@ class Operating:
         return {name: self._action(*how) for name, how in self._answers.items()}
 
     def _action(self, kind: type[msgspec.Struct], answer: Callable[[Any], Future[Any]]) -> Action:
-        ask = self._bridge.ask
-        return reply(kind, lambda asked: ask(lambda: answer(asked), timeout_s=TIMEOUT_S))
+        decoder = msgspec.json.Decoder(kind)
 
-    def operate(self, action: str, body: bytes) -> Future[bytes]:
-        """Carry one of these actions out for a caller in this process. On the loop."""
+        def act(body: bytes, call: Call) -> Iterable[bytes]:
+            asked = decoded(decoder, body)
+
+            def on_loop() -> Future[Any]:
+                with calling(call.caller):
+                    return answer(asked)
+
+            return [encode(self._bridge.ask(on_loop, timeout_s=TIMEOUT_S))]
+
+        return act
+
+    def operate(self, action: str, body: bytes, caller: Caller = OWNER) -> Future[bytes]:
+        """Carry one of these actions out for a caller in this process. On the loop. What answers
+        it knows for whom it is by `current_caller`, while it begins.
+        """
         if action not in self._answers:
             raise ActionUnknown(action, self._answers)
         kind, answer = self._answers[action]
-        return answer(decoded(msgspec.json.Decoder(kind), body)).map(encode)
+        with calling(caller):
+            return answer(decoded(msgspec.json.Decoder(kind), body)).map(encode)

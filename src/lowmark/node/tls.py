@@ -15,7 +15,9 @@ from collections.abc import Mapping
 
 from lowmark.errors import LowmarkError, Rejected
 from lowmark.node.bridge import NodeClosing
+from lowmark.node.callers import Callers
 from lowmark.node.listener import Certificates, Listener
+from lowmark.node.strangers import Door
 from lowmark.runtime import RealNetwork, TlsFiles
 from lowmark.runtime.network import Network
 from lowmark.runtime.tls import Tls
@@ -50,13 +52,16 @@ class NodeTls:
         self._unserved = ""
         """Why clients are not shown the certificate of now."""
 
-    def listener(self, address: str) -> Listener:
+    def listener(
+        self, address: str, *, callers: Callers | None = None, door: Door | None = None
+    ) -> Listener:
         """Where clients come in."""
         watched = None if self._network is None else self._network.certificates
         if watched is None or self.mode != "require":
-            return Listener(address)
+            return Listener(address, callers=callers, door=door)
         self._served = watched.tls
-        self._listener = Listener(address, certificates=_shown(watched.tls))
+        shown = _shown(watched.tls)
+        self._listener = Listener(address, callers=callers, certificates=shown, door=door)
         watched.at_look(self._serve_anew)
         return self._listener
 

@@ -13,6 +13,7 @@ from lowmark.client import Database
 from lowmark.errors import LowmarkError, Unavailable
 from lowmark.node import Node, NodeClosing
 from lowmark.node.action import Action, Call
+from lowmark.node.callers import calling
 from lowmark.server.adopting import Adopter
 from lowmark.server.endpoint import HOLD_MS, Endpoint
 from lowmark.server.limits import Limits
@@ -76,11 +77,11 @@ def _attach(node: Node, data: str, loop: threading.Thread, limits: Limits | None
 
 def _action(node: Node, name: str) -> Action:
     def act(body: bytes, call: Call) -> Iterable[bytes]:
-        del call
         endpoint = node.server.data
         if not isinstance(endpoint, Endpoint):
             # It is about to be there, and clients ask again; or it can't be.
             raise NodeClosing if node.server.no_data is None else node.server.no_data.again()
-        return [endpoint.act(name, body)]
+        with calling(call.caller):
+            return [endpoint.act(name, body)]
 
     return act

@@ -25,8 +25,10 @@ from lowmark.errors import LowmarkError
 from lowmark.formatting import insecure_words
 from lowmark.node.action import Action, Call
 from lowmark.node.addresses import Guard, Place, place_of
+from lowmark.node.callers import calling
 from lowmark.node.listener import Listener
 from lowmark.node.owner import SCHEME
+from lowmark.node.strangers import Door
 from lowmark.runtime import host_and_port
 from lowmark.server.endpoint import HOLD_MS, Endpoint, served
 from lowmark.server.limits import Limits
@@ -40,8 +42,9 @@ class Server:
     `address` is `host:port` on this machine (port 0: a free one), or `unix:PATH`; a socket at that
     path must be no other process's. One that other machines can reach is refused (`NotLoopback`),
     unless `insecure` says that all of them may read and change all data. `advertise` is what Flight
-    clients are told to connect to, if that is not `address`. The database stays open when the
-    server is closed. `on_held` is told which clients hold anything (see `Sessions`).
+    clients are told to connect to, if that is not `address`. With `tokens`, it takes only calls
+    that show a token, which `db.tokens` makes. The database stays open when the server is closed.
+    `on_held` is told which clients hold anything (see `Sessions`).
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Server:
         *,
         advertise: str = "",
         insecure: bool = False,
+        tokens: bool = False,
         limits: Limits | None = None,
         hold_ms: int = HOLD_MS,
         on_held: Callable[[frozenset[int]], None] = lambda _: None,
@@ -59,13 +63,19 @@ class Server:
         check_fork(address)
         location_of(address)  # refuses what is none
         path = unix_path(address)
-        place, guard = Place(address, address), Guard(insecure=insecure)
+        place, guard = Place(address, address), Guard(insecure=insecure, tokens=tokens)
         if path is None:
             place = place_of(address, advertise, guard=guard)
         self._lock = threading.Lock()
         self._closed = False
+        callers = backend.node.tokens_of_callers
+        if tokens:
+            backend.node.bridge.call(callers.ask)
         self.listener = Listener(
-            place.listens_at if path is None else f"{SCHEME}{path}", on_open=_opened
+            place.listens_at if path is None else f"{SCHEME}{path}",
+            callers=callers if tokens else None,
+            door=Door() if tokens else None,
+            on_open=_opened,
         )
         if path is None:
             place = place.with_port(host_and_port(self.listener.address)[1])
@@ -96,8 +106,8 @@ class Server:
 
     def _action(self, name: str) -> Action:
         def act(body: bytes, call: Call) -> Iterable[bytes]:
-            del call
-            return [self.endpoint.act(name, body)]
+            with calling(call.caller):
+                return [self.endpoint.act(name, body)]
 
         return act
 

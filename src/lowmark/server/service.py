@@ -152,6 +152,7 @@ class Service:
                 info=encode(info),
                 members=self.backend.members(),
                 open_at=self.backend.open_at,
+                caller=self.backend.caller,
             )
         )
 

@@ -1,0 +1,94 @@
+"""How a token looks: `lm1_`, 43 digits of base 62 for 256 bits, and 6 for their CRC-32.
+
+Only letters and digits, so that a double click selects all of it; a prefix and a check, so that
+scanners of source code find one that was committed, and a typing error is found before anything is
+hashed or sent. The 1 is the version of the form.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from binascii import crc32
+from typing import Final, NoReturn
+
+from lowmark.tokens.errors import TokenMalformed
+
+PREFIX: Final = "lm1_"
+_BYTES: Final = 32
+_DIGITS: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_BODY: Final = 43
+_CHECK: Final = 6
+_LENGTH: Final = len(PREFIX) + _BODY + _CHECK
+_WHOLE: Final = re.compile(f"{PREFIX}[0-9A-Za-z]{{{_BODY + _CHECK}}}")
+
+
+class Secret:
+    """A token in this process, which shows itself to no log, error, traceback or `repr`."""
+
+    __slots__ = ("_token",)
+
+    def __init__(self, token: str) -> None:
+        """`token` is checked."""
+        check_form(token)
+        self._token = token
+
+    def reveal(self) -> str:
+        """The token itself: for the header of a call, and for its one print."""
+        return self._token
+
+    def digest(self) -> bytes:
+        """What the cluster keeps of it."""
+        return digest_of(self._token)
+
+    def __repr__(self) -> str:
+        return "Secret(...)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a token is not pickled: it would be in a file or on a wire, in the open")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and secrets.compare_digest(self._token, other._token)
+
+    def __hash__(self) -> int:
+        return hash(self.digest())
+
+
+def drawn() -> Secret:
+    """A new token, by the system's source of secrets."""
+    body = _in_base_62(int.from_bytes(secrets.token_bytes(_BYTES)), _BODY)
+    return Secret(PREFIX + body + _check(body))
+
+
+def check_form(text: str) -> None:
+    """Refuse what is no token, and say why, but never what it was."""
+    if not text.startswith(PREFIX):
+        raise TokenMalformed(f"it does not begin with {PREFIX}")
+    if len(text) != _LENGTH:
+        raise TokenMalformed(f"it has {len(text)} characters, and not {_LENGTH}")
+    if _WHOLE.fullmatch(text) is None:
+        raise TokenMalformed("it has other characters than letters and digits")
+    body = text[len(PREFIX) : -_CHECK]
+    if not secrets.compare_digest(_check(body), text[-_CHECK:]):
+        raise TokenMalformed("its check is wrong, so it was not copied as it is")
+
+
+def digest_of(token: str) -> bytes:
+    """What is kept of a token. A plain hash is enough: there are 2^256 tokens to try, and a hash
+    that is made slow on purpose protects only what people choose. It would cost each call
+    milliseconds, and give strangers a way to keep a node busy.
+    """
+    return hashlib.sha256(token.encode()).digest()
+
+
+def _check(body: str) -> str:
+    return _in_base_62(crc32((PREFIX + body).encode()), _CHECK)
+
+
+def _in_base_62(number: int, length: int) -> str:
+    digits = []
+    for _ in range(length):
+        number, digit = divmod(number, len(_DIGITS))
+        digits.append(_DIGITS[digit])
+    return "".join(reversed(digits))

@@ -1,0 +1,112 @@
+"""Who shows a token, by the table of a node: in force, expired, revoked, unknown."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from lowmark.tokens import (
+    NODE_ROLE,
+    Record,
+    Secret,
+    State,
+    Table,
+    Token,
+    TokenExpired,
+    TokenMalformed,
+    TokenRevoked,
+    TokenUnknown,
+    drawn,
+    node_key,
+    shown,
+    token_key,
+)
+
+
+def token(name: str, secret: Secret, *, at_ms: int = 1_000, **fields: Any) -> Token:
+    value = Record(digest=secret.digest(), **fields).encode()
+    found = Token.of(token_key(name), value, revision=1, time_ms=at_ms)
+    assert found is not None
+    return found
+
+
+def test_a_token_is_in_force_until_its_time_is_over() -> None:
+    secret = drawn()
+    one = token("job", secret, ttl_ms=500)
+    table = Table([one, token("other", drawn())])
+    assert one.expires_ms == 1_500
+    # the last millisecond in which it is in force, and the first in which it is not
+    assert table.caller(secret.reveal(), 1_499).name == "job"
+    with pytest.raises(TokenExpired):
+        table.caller(secret.reveal(), 1_500)
+    assert [one.state(now) for now in (1_499, 1_500)] == [State.IN_FORCE, State.EXPIRED]
+    assert [one.ended_ms(now) for now in (1_499, 1_500)] == [None, 1_500]
+
+
+def test_a_token_without_an_end_is_in_force_until_it_is_revoked() -> None:
+    secret = drawn()
+    assert Table([token("job", secret)]).caller(secret.reveal(), 1 << 50).role == "admin"
+    with pytest.raises(TokenRevoked):
+        Table([token("job", secret, revoked_by="")]).caller(secret.reveal(), 0)
+
+
+def test_what_no_table_has_is_unknown_and_what_is_no_token_malformed() -> None:
+    table = Table([token("job", drawn())])
+    with pytest.raises(TokenUnknown):
+        table.caller(drawn().reveal(), 0)
+    with pytest.raises(TokenUnknown):
+        Table().caller(drawn().reveal(), 0)
+    with pytest.raises(TokenMalformed):
+        table.caller("lm1_no", 0)
+
+
+def test_digests_that_begin_alike_are_told_apart() -> None:
+    mine = drawn()
+    digest = mine.digest()
+    alike = Token("other", Record(digest=digest[:8] + bytes(24)), 0, 1, 0)
+    table = Table([alike, token("job", mine)])
+    assert table.caller(mine.reveal(), 0).name == "job"
+    with pytest.raises(TokenUnknown):
+        Table([alike]).caller(mine.reveal(), 0)
+
+
+def test_a_client_can_not_have_the_role_of_a_node_nor_a_node_that_of_a_client() -> None:
+    record = Record(digest=drawn().digest(), role=NODE_ROLE).encode()
+    assert Token.of(token_key("7"), record, revision=1, time_ms=0) is None
+    node = Token.of(node_key(7), record, revision=1, time_ms=0)
+    assert node is not None
+    assert (node.name, node.of_node) == ("7", True)
+    plain = Record(digest=drawn().digest()).encode()
+    assert Token.of(node_key(7), plain, revision=1, time_ms=0) is None
+    assert Table([node]).named("7") is None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"null",
+        b"{}",
+        b"\xff",
+        b'{"digest":"AAAA"}',
+        b'{"digest":"%s","ttl_ms":-1}' % (b"A" * 43),
+    ],
+)
+def test_a_value_that_is_no_record_lets_no_one_in(value: bytes) -> None:
+    assert Record.decode(value) is None
+    assert Token.of(token_key("x"), value, revision=1, time_ms=0) is None
+    assert shown(token_key("x"), value) == b""
+
+
+def test_a_record_of_a_later_release_is_read_as_far_as_it_is_known() -> None:
+    record = Record(digest=drawn().digest(), by="admin")
+    later = json.loads(record.encode()) | {"tables": ["orders"]}
+    assert Record.decode(json.dumps(later).encode()) == record
+
+
+def test_clients_see_all_of_a_record_but_its_digest() -> None:
+    record = Record(digest=drawn().digest(), ttl_ms=5, by="admin")
+    assert json.loads(shown(token_key("x"), record.encode())) == {"ttl_ms": 5, "by": "admin"}
+    assert shown(b"topology", b"{}") == b"{}"
