@@ -291,6 +291,11 @@ class Listener:
         self._strangers = None if door is None or port is None else Strangers(port, door)
 
     @property
+    def listens(self) -> bool:
+        """Whether it takes calls; not, if its address could not be had back."""
+        return self._flight is not None
+
+    @property
     def location(self) -> str:
         """Where it listens, as Flight has it."""
         return self.location_at(self.address)
