@@ -100,7 +100,7 @@ bench: $(READY) ## Measure log, groups, catalog, tables, server, compaction, mov
 lock: ## Choose the newest versions again and write requirements.lock (needs uv)
 	@command -v uv >/dev/null || \
 		{ echo "lowmark: uv is needed to make the lock: install it with \`pipx install uv\`" >&2; exit 1; }
-	uv pip compile pyproject.toml --group dev --extra bench --extra spark --extra pictures --extra delta --extra iceberg --upgrade --universal --python-version 3.11 \
+	uv pip compile pyproject.toml --group dev --extra bench --extra spark --extra pictures --extra tls --extra delta --extra iceberg --upgrade --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
 		--quiet --output-file requirements.lock
 

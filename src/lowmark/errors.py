@@ -121,6 +121,7 @@ def invariant(ok: object, message: str) -> None:
 # -- by name --------------------------------------------------------------------------------------
 
 _DEFINED_IN = {
+    "lowmark.authority.errors": "AuthorityRefused CertificateRefused",
     "lowmark.backend.errors": (
         "AnswerUnread AppendFailed Cancelled Closed DirectoryChanged Ended EpochUnread Forked"
         " HoldUnknown OtherDatabase PackageMissing PartlyMade PlanOutdated ProducerClosed PutEnded"
@@ -187,7 +188,8 @@ _DEFINED_IN = {
     "lowmark.runtime.clock": "ClockSkew",
     "lowmark.runtime.disk": "DiskFailed DiskFull Locked NoHandles NotAllowed StoreFailed",
     "lowmark.runtime.network": "AddressInUse AddressUnusable",
-    "lowmark.runtime.tls": "TlsUnusable",
+    "lowmark.runtime.refusals": "AuthorityUnusable ServerNotTrusted TlsNeeded TlsNotSpoken",
+    "lowmark.runtime.tls": "KeyMismatch TlsUnusable",
 }
 """Where each error is defined that callers catch; `tests/docs/test_errors.py` keeps it complete."""
 

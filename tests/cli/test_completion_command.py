@@ -47,7 +47,10 @@ def offered(*words: str) -> list[str]:
         (("node", "drain", "n3", "--no-"), ["--no-wait"]),
         (("table", "al"), ["alter"]),
         (("table", "alter", "orders", "--wi"), ["--widen"]),
-        (("read", "orders", "--c"), ["--compacted", "--cursor", "--commit", "--columns", "--csv"]),
+        (
+            ("read", "orders", "--c"),
+            ["--compacted", "--cursor", "--commit", "--columns", "--csv", "--ca"],
+        ),
         (("read", "table", "--fol"), ["--follow"]),
         (("watermark", "h"), ["history"]),
         (("zone", "al"), ["alter"]),

@@ -87,7 +87,7 @@ def test_every_option_of_read_is_listed() -> None:
     rows = re.findall(r"^\| (`--.*?) \|", GUIDE, re.MULTILINE)
     listed = {option for row in rows for option in re.findall(r"--[a-z-]+", row)}
     known = {option for each in root.commands["read"].params for option in each.opts}
-    everywhere = {"--data", "--node", "--token-file"}
+    everywhere = {"--data", "--node", "--ca", "--token-file"}
     assert {option for option in known if option.startswith("--")} == listed | everywhere
 
 

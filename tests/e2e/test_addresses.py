@@ -36,6 +36,24 @@ def nodes(network: OwnNetwork, tmp_path: Path) -> Iterator[ServedNodes]:
         yield nodes
 
 
+def test_a_node_that_listens_everywhere_is_found_by_the_name_that_it_advertises(
+    network: OwnNetwork, nodes: ServedNodes
+) -> None:
+    # given a node that listens at all addresses, and its name
+    nodes.start("n1", *STARTS["n1"], "--insecure")
+    # when a command asks it, first at a place where no node is
+    ran = network.run("status", "--node", "db9.example:1,db1.example:6570", "--json")
+    # then it is told the name, and says that strangers can come in
+    status = json.loads(ran.stdout)
+    [node] = status["nodes"]
+    assert (node["door"], node["address"]) == ("db1.example:6570", "db1.example:6571")
+    assert status["insecure"] == ["n1"]
+    warning = "is insecure: other machines can reach db1.example:6570 and db1.example:6571"
+    assert ran.stderr.startswith(f"warning: the node that answers {warning}")
+    assert nodes.said("n1").read_text().startswith(f"warning: this node {warning}")
+
+
+@pytest.mark.release  # the one before is the same of one node
 def test_nodes_are_found_where_they_advertise_and_say_that_they_are_insecure(
     network: OwnNetwork, nodes: ServedNodes, tmp_path: Path
 ) -> None:

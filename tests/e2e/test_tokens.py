@@ -39,7 +39,7 @@ class Guarded(Nodes):
     def token_file(self) -> Path:
         return self._path / "n0" / "admin.token"
 
-    def more(self, *, join: bool) -> list[str]:
+    def options(self, *, join: bool) -> list[str]:
         return ["--tokens", *(["--token-file", str(self.token_file)] if join else [])]
 
 

@@ -29,11 +29,12 @@ class Running:
         *,
         name: str = "",
         join: str = "",
+        tls: str = "",
         settings: Settings = QUICK,
         tokens: bool = False,
     ) -> None:
         options = NodeOptions(
-            data=str(data), listen="127.0.0.1:0", name=name, join=join, tokens=tokens
+            data=str(data), listen="127.0.0.1:0", name=name, join=join, tls=tls, tokens=tokens
         )
         self.node = Node(options, settings)
         self.failure: BaseException | None = None
@@ -77,6 +78,6 @@ class Running:
         return self.node.info.endpoint
 
     def client(self) -> NodeClient:
-        client = NodeClient(self.endpoint, timeout_s=DEADLINE_S)
+        client = NodeClient(self.endpoint, ca=self.node.tls.ca, timeout_s=DEADLINE_S)
         self._clients.append(client)
         return client

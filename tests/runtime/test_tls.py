@@ -31,13 +31,21 @@ LIMITS = NetworkLimits(rest_ms_min=1, rest_ms_max=8)
 
 
 class Node:
-    def __init__(self, loop: RealLoop, tls: TlsFiles | None, *, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self,
+        loop: RealLoop,
+        tls: TlsFiles | None,
+        *,
+        host: str = "127.0.0.1",
+        listen: str = "127.0.0.1:0",
+        optional: bool = False,
+    ) -> None:
         self.loop = loop
         self.frames: list[tuple[str, bytes]] = []
         self.cuts: list[tuple[str, LowmarkError]] = []
-        network = RealNetwork(loop, random=Random(1), limits=LIMITS, tls=tls)
+        network = RealNetwork(loop, random=Random(1), limits=LIMITS, tls=tls, tls_optional=optional)
         self.endpoint = network.endpoint(
-            f"{host}:0", self._on_frame, self._on_cut, listen="127.0.0.1:0"
+            f"{host}:{listen.rpartition(':')[2]}", self._on_frame, self._on_cut, listen=listen
         )
         self.address = self.endpoint.address
 
@@ -46,6 +54,22 @@ class Node:
 
     def _on_cut(self, peer: str, error: LowmarkError) -> None:
         self.cuts.append((peer, error))
+
+    def reaches(self, other: Node) -> None:
+        """Send until a frame is there."""
+        count = len(other.frames)
+
+        def there() -> bool:
+            if not self.endpoint.queued_bytes(other.address):
+                self.endpoint.send(other.address, [b"on"])
+            return len(other.frames) > count
+
+        self.loop.run_until(there, timeout_ms=SOON_MS)
+        assert other.frames[-1] == (self.address, b"on")
+
+    def secure_links(self) -> list[bool]:
+        """Which of the links that others have made to it have TLS."""
+        return [wire.is_secure for wire in self.endpoint._incoming.values()]
 
     def waits_for(self, *, frames: int = 0, cuts: int = 0) -> None:
         self.loop.run_until(
@@ -287,6 +311,63 @@ def test_a_plain_node_and_one_with_tls_refuse_each_other(
     assert "in the TLS handshake" in str(secure.cuts[1][1])
     assert "TLS, it seems" in str(plain.cuts[1][1])
     assert plain.frames == secure.frames == []
+
+
+# -- while a cluster goes over to TLS -------------------------------------------------------------
+
+
+def test_a_node_that_takes_both_talks_with_one_without_tls_and_by_tls_with_all_others(
+    loop: RealLoop, authority: Authority
+) -> None:
+    # given a node without TLS, two that take both, and one that takes nothing else
+    plain = Node(loop, None)
+    both, other = (Node(loop, authority.files("127.0.0.1"), optional=True) for _ in range(2))
+    secure = Node(loop, authority.files("127.0.0.1"))
+    # then it talks with all, each way
+    for one in (plain, other, secure):
+        both.reaches(one)
+        one.reaches(both)
+    # and without TLS only with the one that has none
+    assert sorted(both.secure_links()) == [False, True, True]
+    assert plain.secure_links() == [False]
+    assert other.secure_links() == [True]
+    assert secure.secure_links() == [True]
+    # and large frames arrive whole, however a link began
+    data = Random(5).randbytes(3_000_000)
+    plain.endpoint.send(both.address, [data])
+    loop.run_until(lambda: (plain.address, data) in both.frames, timeout_ms=SOON_MS)
+
+
+def test_a_node_that_comes_back_with_tls_is_dialled_with_it(
+    loop: RealLoop, authority: Authority
+) -> None:
+    # given a node that takes both, and one without TLS
+    both, plain = Node(loop, authority.files("127.0.0.1"), optional=True), Node(loop, None)
+    both.reaches(plain)
+    plain.reaches(both)
+    # when that one is started again, with TLS alone
+    plain.endpoint.close()
+    secure = Node(loop, authority.files("127.0.0.1"), listen=plain.address)
+    # then both links have it
+    both.reaches(secure)
+    secure.reaches(both)
+    assert both.secure_links() == secure.secure_links() == [True]
+
+
+def test_taking_both_lets_nobody_in_with_a_bad_certificate(
+    loop: RealLoop, authority: Authority, other_authority: Authority
+) -> None:
+    both = Node(loop, authority.files("127.0.0.1"), optional=True)
+    stranger = Node(loop, other_authority.files("127.0.0.1"), optional=True)
+    for one, another in ((both, stranger), (stranger, both)):
+        for _ in range(3):
+            count = len(one.cuts)
+            one.endpoint.send(another.address, [b"let me in"])
+            one.waits_for(cuts=count + 1)
+    assert both.frames == stranger.frames == []
+    assert all(
+        "certificate is refused" in str(why) or "refused us" in str(why) for _, why in both.cuts
+    )
 
 
 # -- those who answer -----------------------------------------------------------------------------

@@ -40,6 +40,10 @@ class Nodes:
         self._listen = [f"127.0.0.1:{port}" for port in ports[:count]]
         self._peers = [f"127.0.0.1:{port}" for port in ports[count:]]
         self._processes: dict[int, subprocess.Popen[str]] = {}
+        self.more: dict[int, list[str]] = {}
+        """Options of nodes besides these."""
+        self.ca: str | None = None
+        """Whom clients believe, if nodes speak TLS."""
         for number in range(count if started is None else started):
             self.start(number, join=number > 0)
 
@@ -61,9 +65,10 @@ class Nodes:
             words += ["--name", f"n{number}"]
         words += ["--listen", self._listen[number], "--peers", self._peers[number]]
         words += ["--join", self._listen[by]] if join else []
+        words += self.more.get(number, [])
         with (self._path / f"n{number}.stderr").open("ab") as said:
             process = subprocess.Popen(
-                [sys.executable, "-m", "lowmark", *words, *self.more(join=join)],
+                [sys.executable, "-m", "lowmark", *words, *self.options(join=join)],
                 env=os.environ | self._settings,
                 stdout=subprocess.PIPE,
                 stderr=said,
@@ -72,7 +77,7 @@ class Nodes:
         self._processes[number] = process
         assert json.loads(self.line(number))["listen"] == self._listen[number]
 
-    def more(self, *, join: bool) -> list[str]:
+    def options(self, *, join: bool) -> list[str]:
         """What else the command says."""
         del join
         return []
@@ -88,6 +93,12 @@ class Nodes:
         said = stdout.readline()
         assert said, f"node {number} did not start"
         return said
+
+    def stop(self, number: int) -> None:
+        """In good order."""
+        process = self._processes.pop(number)
+        process.terminate()
+        process.communicate()
 
     def kill(self, number: int) -> None:
         process = self._processes.pop(number)
@@ -107,7 +118,8 @@ class Nodes:
         return self._listen[number]
 
     def connect(self, number: int) -> Database:
-        return lowmark.connect(self._listen[number], timeout_s=START_S)
+        scheme = "lowmark+tls://" if self.ca is not None else ""
+        return lowmark.connect(f"{scheme}{self._listen[number]}", ca=self.ca, timeout_s=START_S)
 
     def open(self, number: int) -> Database:
         """As a guest, by the directory of a node."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 def connect(
     address: str | Sequence[str],
     *,
+    ca: str | None = None,
     token: str | None = None,
     timeout_s: float = 10.0,
     spark: object = None,
@@ -26,9 +27,11 @@ def connect(
 
     `address` is `host:port`, or `unix:PATH` for a socket of this machine. Of a cluster, give
     several, as a list or with commas between: the first of them that answers is used, and any other
-    when that one is away. A server that is not there yet, or is started again, is waited for:
-    `timeout_s` here, and later for as long as each call may take. Appends are numbered: what is
-    sent again is stored once.
+    when that one is away. `lowmark+tls://` before the address, or before the first of several, is
+    for servers that speak TLS; `ca` is the file of the authority that signed their certificates,
+    else the one that $LOWMARK_CA names, else those that this machine knows. A server that is not
+    there yet, or is started again, is waited for: `timeout_s` here, and later for as long as each
+    call may take. Appends are numbered: what is sent again is stored once.
 
     `token` is for a server that asks for one; without it, the environment names it:
     `LOWMARK_TOKEN`, or `LOWMARK_TOKEN_FILE`, a file that has it. `spark` and `engine` are as for
@@ -37,7 +40,7 @@ def connect(
     first, *also = addresses_of(address)
     name = ",".join([first, *also])
     secret = secret_of(token)
-    backend = RemoteBackend(first, also=also, timeout_s=timeout_s, name=name, secret=secret)
+    backend = RemoteBackend(first, also=also, ca=ca, timeout_s=timeout_s, name=name, secret=secret)
     try:
         return Database(backend, spark=spark, engine=engine)
     except BaseException:

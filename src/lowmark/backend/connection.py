@@ -52,6 +52,7 @@ from lowmark.backend.protocol import (
 )
 from lowmark.backend.values import DatabaseInfo
 from lowmark.errors import Corrupt, LowmarkError, Rejected
+from lowmark.faces import deferred
 from lowmark.fault import decode_fault
 from lowmark.group import NoQuorum, NotLeader, OutcomeUnknown, ReadTimedOut, Superseded
 from lowmark.metastore.errors import MetastoreUnreachable
@@ -60,9 +61,11 @@ from lowmark.node.action import ActionUnknown, NodeStarting
 from lowmark.node.owner import is_plain_path
 from lowmark.node.showing import showing
 from lowmark.runtime import host_and_port
+from lowmark.runtime.network import TLS_SCHEME, speaks_tls
 from lowmark.table import PartitionNotHere
 from lowmark.tokens import Secret, TokensUnknown
 
+refusal_at, roots_for = deferred("lowmark.runtime.handshake", "refusal_at", "roots_for")
 _UNIX: Final = "unix:"
 _NOT_SENT: Final = "failed to connect"
 """What gRPC says, and says only, when there was no connection to send anything by."""
@@ -114,16 +117,17 @@ Explain: TypeAlias = Callable[[LowmarkError], LowmarkError]
 """Gives what is known of a server that does not answer."""
 
 
-def _client(address: str, secret: Secret | None) -> Any:
-    return made(
-        flight.FlightClient(
-            location_of(address), generic_options=_OPTIONS, middleware=showing(secret)
-        )
-    )
+def _client(address: str, ca: str | None, secret: Secret | None) -> Any:
+    roots = roots_for(address, ca) if speaks_tls(address) else {}
+    shown = showing(secret)
+    there = location_of(address)
+    return made(flight.FlightClient(there, generic_options=_OPTIONS, middleware=shown, **roots))
 
 
 def location_of(address: str) -> str:
-    """An address as Flight has it: `host:port`, or `unix:PATH`."""
+    """An address as Flight has it: `host:port`, with `lowmark+tls://` before it if its server
+    speaks TLS, or `unix:PATH`.
+    """
     if address.startswith(("grpc+", "grpc://")):
         return address
     path = unix_path(address)
@@ -142,12 +146,17 @@ def location_of(address: str) -> str:
             " with commas between.",
         )
     shown = f"[{host}]" if ":" in host else host
-    return f"grpc+tcp://{shown}:{port}"
+    return f"{'grpc+tls' if speaks_tls(address) else 'grpc+tcp'}://{shown}:{port}"
 
 
 def addresses_of(given: object) -> list[str]:
-    """The addresses that a user has named: text with commas between, or a list of them."""
-    parts: list[object] = [*given.split(",")] if isinstance(given, str) else []
+    """The addresses that a user has named: text with commas between, or a list of them. TLS before
+    the first of a text is meant for all of them.
+    """
+    parts: list[object] = []
+    if isinstance(given, str):
+        scheme = TLS_SCHEME if speaks_tls(given.strip()) else ""
+        parts = [f"{scheme}{one.strip().removeprefix(scheme)}" for one in given.split(",")]
     if isinstance(given, list | tuple):
         parts = [*given]
     found = [one.strip() for one in parts if isinstance(one, str)]
@@ -198,12 +207,14 @@ class Connection:
         members: Members | None = None,
         also: Sequence[str] = (),
         cluster: str = "",
+        ca: str | None = None,
         explain: Explain | None = None,
         on_away: Callable[[], None] = lambda: None,
         secret: Secret | None = None,
     ) -> None:
-        """`also`: addresses of other nodes of its cluster, which its user has named. `secret`: the
-        token that it shows to each of them.
+        """`also`: addresses of other nodes of its cluster, which its user has named. `ca`: a file
+        of authorities that sign the certificates of its servers, where they speak TLS. `secret`:
+        the token that it shows to each of them.
         """
         check_fork(address)
         self._given = {address, *also} if also else set()
@@ -220,8 +231,9 @@ class Connection:
         self._closed = False
         self.cluster = ""
         """Its database: the same at each server that it goes to; empty until one has said it."""
+        self._ca = ca
         self._secret = secret
-        self._flight = _client(address, secret)
+        self._flight = _client(address, ca, secret)
         self._calls = CallStreams(lambda: self._exchange(CALLS, "calls")[:2])
         self.welcome: Welcome
         self._members_at = time.monotonic()
@@ -302,7 +314,7 @@ class Connection:
     def _follow(self, owner: str) -> None:
         """Go to the owner of now, if it is another one."""
         if owner != self.address:
-            self._goes_to(owner, _client(owner, self._secret), leaves=False)
+            self._goes_to(owner, _client(owner, self._ca, self._secret), leaves=False)
 
     @property
     def has_others(self) -> bool:
@@ -356,7 +368,7 @@ class Connection:
         ends_at = time.monotonic() + left_s
         for address in [*self._others(), self.address]:
             here = address == self.address
-            client = self._flight if here else _client(address, self._secret)
+            client = self._flight if here else _client(address, self._ca, self._secret)
             limit_s = max(0.0, min(_MEMBER_S, ends_at - time.monotonic()))
             try:
                 welcome = _asked_hello(client, limit_s)
@@ -442,6 +454,7 @@ class Connection:
         has twice that. One that can't do it now is left, too.
         """
         began, pause_s, attempts = time.monotonic(), _PAUSE_S, 0
+        refusal: LowmarkError | None = None
         while True:
             self.check()
             attempt_s = left_s = max(0.0, ends_at - time.monotonic())
@@ -458,15 +471,28 @@ class Connection:
             except (*_FLIGHT_ERRORS, LowmarkError) as error:
                 named, done_maybe = self._in_our_words(name, error, ends_at - began, there)
                 self.check()
+                if not done_maybe and isinstance(named, NodeUnreachable):
+                    refusal = refusal or self._refusal()
+                    if refusal is not None and not self.has_others:
+                        raise refusal from error
                 if isinstance(named, _STUCK) and there is self._flight:
                     self.leave()
                 if done_maybe and not safe:
                     raise self._unknown(name, named) from error
                 passes = _may_pass(named) or (self.has_others and _is_theirs(named, safe=safe))
                 if not passes or time.monotonic() + pause_s >= ends_at:
+                    if refusal is not None and isinstance(named, NodeUnreachable):
+                        raise refusal from error
                     raise self.told(named) from error
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+
+    def _refusal(self) -> LowmarkError | None:
+        """What TLS has to do with it that there is no connection to the server of now."""
+        if unix_path(self.address) is not None:
+            return None
+        found: LowmarkError | None = refusal_at(self.address, self._ca)
+        return found
 
     def told(self, error: LowmarkError) -> LowmarkError:
         """An error with what is known of a server that gives no answer, to anything."""

@@ -100,6 +100,7 @@ class RemoteBackend:
         members: Members | None = None,
         also: Sequence[str] = (),
         cluster: str = "",
+        ca: str | None = None,
         explain: Explain | None = None,
         name: str = "",
         of_node: bool = False,
@@ -110,6 +111,8 @@ class RemoteBackend:
         that the environment names.
         """
         self._name = name or address
+        self.ca = ca or ""
+        """The file of authorities that it was given."""
         self._pid = os.getpid()
         self._closed = False
         self._catalog: Catalog | None = None
@@ -151,6 +154,7 @@ class RemoteBackend:
             members=members,
             also=also,
             cluster=cluster,
+            ca=ca,
             explain=explain,
             on_away=_weakly(self._renew_soon),
             secret=found_secret() if secret is None else secret,

@@ -263,6 +263,7 @@ class Spread(Attached):
                         timeout_s=_PEER_S,
                         members=members,
                         cluster=self.info.cluster,
+                        ca=self.node.tls.ca,
                         of_node=True,
                         secret=self.node.tokens_of_callers.own,
                     )

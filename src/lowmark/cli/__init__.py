@@ -74,6 +74,8 @@ def main() -> None:
     """Run the `lowmark` command."""
     exit_if_interrupted()
     gc.disable()
+    # gRPC has lines of its own for a connection that does not come about; we say it by name.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from lowmark.cli.app import main as run  # noqa: PLC0415 (only now is Ctrl-C taken care of)
 
     try:

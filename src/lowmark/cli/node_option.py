@@ -24,12 +24,18 @@ from lowmark.cli.session import WrongUse
 NODE_VARIABLE = "LOWMARK_NODE"
 DATA_VARIABLE = "LOWMARK_DATA"
 NODE_KEY = "lowmark.node"
+CA_VARIABLE = "LOWMARK_CA"
+"""As `lowmark.runtime.handshake` has it, which a command imports only when it connects."""
 READ_ONLY_KEY = "lowmark.read-only"
 _READ = frozenset({"explain", "get", "list", "read", "show", "tide"})
 """Commands that change nothing, by their last word."""
 _HELP = (
     "Ask the server at this address: host:port, or unix:PATH; of a cluster, several nodes with"
     f" commas between. Else ${NODE_VARIABLE}. Both options come before both variables."
+)
+_HELP_CA = (
+    "The authority that signed the certificates of a server with TLS (lowmark+tls://host:port), as"
+    f" a PEM file; else ${CA_VARIABLE}, else those that this machine knows."
 )
 _HELP_TOKEN = (
     "A file with the token to show; else $LOWMARK_TOKEN, or the file in $LOWMARK_TOKEN_FILE."
@@ -80,6 +86,22 @@ def _keep_read_only(ctx: typer.Context, value: bool) -> bool:
     return value
 
 
+def _keep_ca(ctx: typer.Context, value: str | None) -> str | None:
+    """For this run: whoever connects in it, by whatever way, looks there."""
+    if value is not None:
+        before = os.environ.get(CA_VARIABLE)
+        os.environ[CA_VARIABLE] = value
+
+        def restore() -> None:
+            if before is None:
+                os.environ.pop(CA_VARIABLE, None)
+            else:
+                os.environ[CA_VARIABLE] = before
+
+        ctx.call_on_close(restore)
+    return value
+
+
 def _use_token_file(ctx: typer.Context, value: str | None) -> str | None:
     if value is not None:
         from lowmark.node.showing import token_file  # noqa: PLC0415 (it imports Arrow)
@@ -99,6 +121,9 @@ def _options() -> tuple[Any, Any, Any]:
         read_only: Annotated[
             bool, typer.Option("--read-only", help=_HELP_READ, callback=_keep_read_only)
         ] = False,
+        ca: Annotated[
+            str | None, typer.Option("--ca", metavar="PATH", help=_HELP_CA, callback=_keep_ca)
+        ] = None,
         token: Annotated[
             str | None,
             typer.Option(
@@ -106,13 +131,13 @@ def _options() -> tuple[Any, Any, Any]:
             ),
         ] = None,
     ) -> None:
-        del node, read_only, token
+        del node, read_only, ca, token
 
     command: Any = get_command(alone)
     found = {one.name: one for one in command.params}
     for option in found.values():
         option.expose_value = False  # no command has an argument for it
-    return found["node"], found["read_only"], found["token"]
+    return found["node"], found["read_only"], [found["ca"], found["token"]]
 
 
 def offer_node(command: Any) -> Any:
@@ -123,12 +148,15 @@ def offer_node(command: Any) -> Any:
     for at, option in enumerate(command.params):
         opens = getattr(option, "metavar", "") == "DIR" and "--data" in option.opts
         if opens and "--node" not in names and "--listen" not in names:
-            node, read_only, token = _options()
-            command.params[at + 1 : at + 1] = [node, token]
+            node, read_only, shown = _options()
+            command.params[at + 1 : at + 1] = [node, *shown]
             if command.name in _READ:
                 command.params.insert(at + 2, read_only)
             break
-        if {"--node", "--join"} & {*getattr(option, "opts", ())}:
-            command.params.insert(at + 1, _options()[2])
+        if "--node" in getattr(option, "opts", ()) and option.metavar == "ADDR":
+            command.params[at + 1 : at + 1] = _options()[2]
+            break
+        if "--join" in getattr(option, "opts", ()):  # whom a node believes is in its own folder
+            command.params.insert(at + 1, _options()[2][1])
             break
     return command

@@ -24,6 +24,12 @@ SWITCH_INTERVAL_SECONDS = 0.0005
 """At Python's default of 5 ms, a thread that syncs waits ten times longer beside a busy one."""
 
 
+TLS_1_3_ALONE = "ECDHE-PSK-AES128-CBC-SHA"
+"""The suites of TLS 1.2 that gRPC offers: one that needs a key which nobody has. So no handshake
+of 1.2 ends; the suites of 1.3 are separate.
+"""
+
+
 def serve(
     ctx: typer.Context,
     data: Annotated[
@@ -94,6 +100,21 @@ def serve(
             show_default="the last ones",
         ),
     ] = None,
+    tls: Annotated[
+        str,
+        typer.Option(
+            metavar="DIR",
+            help="A folder with ca.pem, cert.pem and key.pem, as `lowmark tls issue` makes it.",
+            show_default="no TLS",
+        ),
+    ] = "",
+    tls_mode: Annotated[
+        str,
+        typer.Option(
+            metavar="allow|require",
+            help="allow: take nodes without TLS, too, while a cluster goes over to it.",
+        ),
+    ] = "require",
     dev: Annotated[
         int | None,
         typer.Option(
@@ -131,9 +152,12 @@ def serve(
     Example: lowmark serve --data n2 --listen 127.0.0.1:6572 --join 127.0.0.1:6570
     """
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+    os.environ.setdefault("GRPC_SSL_CIPHER_SUITES", TLS_1_3_ALONE)
     with wrong_use():
         data = data_path(data) if data.strip() else data
-        others = advertise or peers or advertise_peers or insecure or join or name or attribute
+        others = (
+            advertise or peers or advertise_peers or insecure or join or name or attribute or tls
+        )
         if dev is not None and (others or tokens or rack is not None):
             raise Rejected(
                 "--dev starts nodes of its own: they have no other options",
@@ -157,6 +181,8 @@ def serve(
         name=name,
         rack=rack,
         attributes=None if attribute is None else _attributes(attribute),
+        tls=tls,
+        tls_mode=tls_mode,
         tokens=tokens,
     )
     with wrong_use():
@@ -207,7 +233,7 @@ def _say_ready(node: Node, data: str, *, as_json: bool) -> None:
             "name": info.name,
             "number": info.number,
             "listen": clients.listens_at,
-            "advertise": clients.advertised,
+            "advertise": info.endpoint,
             "peers": peers.listens_at,
             "advertise_peers": peers.advertised,
             "insecure": bool(node.open_at),
@@ -217,7 +243,8 @@ def _say_ready(node: Node, data: str, *, as_json: bool) -> None:
         print(json.dumps(facts, ensure_ascii=False), flush=True)
         return
     words = f"{info.name} listens at {clients.listens_at}, for nodes at {peers.listens_at}"
-    for what, place in (("clients", clients), ("nodes", peers)):
-        if place.advertised != place.listens_at:
-            words += f"; {what} are sent to {place.advertised}"
+    sent = {"clients": (clients, info.endpoint), "nodes": (peers, peers.advertised)}
+    for what, (place, address) in sent.items():
+        if address != place.listens_at:
+            words += f"; {what} are sent to {address}"
     print(words, flush=True)

@@ -13,6 +13,7 @@ is going to give; without it the run was ended, or was silent for too long, and 
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Iterator, Sequence
@@ -126,7 +127,12 @@ def _connected(work: Work) -> RemoteBackend:
         failed: LowmarkError
         for address in work.tail.addresses:
             try:
-                return RemoteBackend(address, timeout_s=_CONNECT_S, cluster=work.cluster)
+                return RemoteBackend(
+                    address,
+                    timeout_s=_CONNECT_S,
+                    cluster=work.cluster,
+                    ca=work.ca if os.path.exists(work.ca) else None,
+                )
             except (Unavailable, OtherDatabase) as error:
                 failed = error
         if time.monotonic() >= ends_at:

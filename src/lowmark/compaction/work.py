@@ -15,6 +15,7 @@ from itertools import chain
 import msgspec
 
 from lowmark.backend.errors import SegmentsElsewhere
+from lowmark.backend.remote import RemoteBackend
 from lowmark.catalog import Table
 from lowmark.catalog.errors import VersionCompacted
 from lowmark.catalog.serializers import encode_table
@@ -47,7 +48,8 @@ _MANY = 32
 
 def work_for(context: RunContext, plan: PartitionPlan, given: PlanInput, tail: Tail) -> Work:
     """All that a task has to know of one partition."""
-    table, options, info = context.table, context.options, context.backend.info
+    table, options, backend = context.table, context.options, context.backend
+    info = backend.info
     if tail and not tail.addresses and not (is_here(tail) and options.read != "flight"):
         raise SegmentsElsewhere(table.name, plan.partition, here=is_here(tail))
     base = _base(context.store, given)
@@ -57,6 +59,7 @@ def work_for(context: RunContext, plan: PartitionPlan, given: PlanInput, tail: T
         store=context.store.address,
         read=options.read or "auto",
         cluster=info.cluster,
+        ca=backend.ca if isinstance(backend, RemoteBackend) else "",
         claimed=info.ledgers_claimed,
         lease=lease_of(context.run),
         table=encode_table(table),

@@ -21,18 +21,20 @@ a node that wants to join, or one that we asked without knowing who it is.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from lowmark.errors import LowmarkError
 from lowmark.group import wire
 from lowmark.group.wire import Answer, Ask, BadFrame, Item, NotHere, Routed
-from lowmark.runtime import Buffer, Endpoint, FrameTooLong, Runtime
+from lowmark.runtime import Buffer, Endpoint, FrameTooLong, PeerRefused, Runtime
 
 logger = logging.getLogger(__name__)
 
 _STRANGERS_MAX = 1_000
+_SAY_AGAIN_MS = 60_000
+"""Why a peer is refused is said in the log, and not again for so long."""
 _DENIED_MAX = 10_000
 _MOMENT_MS = 50
 """A part of an election timeout for which a heartbeat may wait."""
@@ -129,6 +131,11 @@ class Transport:
         """Which nodes were told that a group is not here; the last groups only."""
         self.last_cut: dict[str, LowmarkError] = {}
         """Why the connection with a peer was last cut, by address."""
+        self.refused: dict[str, str] = {}
+        """Why a peer that is known is not believed, or does not believe this node, by address."""
+        self._said: dict[tuple[str, str], int] = {}
+        self.on_refused: Callable[[str, PeerRefused], None] = lambda address, why: None
+        """Hears of each time."""
         self._endpoint: Endpoint = runtime.network.endpoint(
             address, self._on_frame, self._on_cut, listen=listen, on_room=lambda _: None
         )
@@ -280,6 +287,8 @@ class Transport:
                 if isinstance(item, Ask | Answer):  # the rest will be heard when it is known
                     self._receiver.called(address, service, item, known=False)
             return
+        if self.refused:
+            self.refused.pop(address, None)
         peer = self._peer(node)
         restarted, peer.boot = peer.boot not in {0, boot}, boot
         self._receiver.heard(node, restarted=restarted)
@@ -317,9 +326,26 @@ class Transport:
     def _on_cut(self, address: str, why: LowmarkError) -> None:
         node = self._nodes.get(address)
         self._receiver.lost(node or 0, address)
+        if isinstance(why, PeerRefused):
+            self._refused(address, why)
         if node is None and len(self.last_cut) >= _STRANGERS_MAX:
             return  # anybody may come under any name
         self.last_cut[address] = why
+
+    def _refused(self, address: str, why: PeerRefused) -> None:
+        """Have people know: by themselves, nodes that refuse each other only try again."""
+        if address in self._nodes:
+            self.refused[address] = why.reason
+        now = self._now_ms()
+        said = address.rpartition(":")[0], why.reason  # one that dials has another port each time
+        self._said = {one: ms for one, ms in self._said.items() if now - ms < _SAY_AGAIN_MS}
+        if said not in self._said and len(self._said) < _STRANGERS_MAX:
+            self._said[said] = now
+            logger.warning(
+                "a peer was refused, or refuses this node",
+                extra={"peer": address, "reason": why.reason},
+            )
+        self.on_refused(address, why)
 
     def _peer(self, node: int) -> _Peer:
         peer = self._peers.get(node)

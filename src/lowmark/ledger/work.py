@@ -127,6 +127,10 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     """How the tail is read."""
     cluster: str = ""
     """The database that servers at the tail's addresses must have."""
+    ca: str = ""
+    """The file of authorities that its client believes, if it was given one; a task on another
+    machine finds it at the same path, or by $LOWMARK_CA.
+    """
     claimed: bool = False
     """Whether the store says that it is this database's: the task must see that, too."""
     lease: str = ""

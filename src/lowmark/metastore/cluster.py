@@ -82,7 +82,7 @@ from lowmark.metastore.nodes import (
 from lowmark.metastore.state import LeaseAnswer
 from lowmark.metastore.store import Metastore, MetastoreConfig
 from lowmark.metastore.watches import Event
-from lowmark.runtime import Disk, Runtime
+from lowmark.runtime import Disk, PeerRefused, Runtime
 
 logger = logging.getLogger(__name__)
 
@@ -317,6 +317,7 @@ class Cluster:
         if identity.cluster:
             self._come_back()
         elif join:
+            self._groups.transport.on_refused = self._refused_at
             self._join()
         else:
             chosen = settings or ClusterSettings(id="", members=self.config.members)
@@ -447,6 +448,16 @@ class Cluster:
         self.ready.reject(self.outdated)
 
     # -- joining --------------------------------------------------------------------------------
+
+    def _refused_at(self, address: str, why: PeerRefused) -> None:
+        """The node to join by and this one don't believe each other; that does not pass."""
+        if address in self._seeds and not self._identity.cluster and not self.ready.done:
+            self.ready.reject(
+                ClusterRefused(
+                    f"this node and the one at {address} don't believe each other: {why.reason}",
+                    hint=why.hint,
+                )
+            )
 
     def _join(self) -> None:
         self._ask(self._seeds[0], self._joined)

@@ -25,6 +25,7 @@ from typing import TypeAlias
 
 from lowmark.errors import Rejected
 from lowmark.runtime import AddressInUse, AddressUnusable, host_and_port
+from lowmark.runtime.network import TLS_SCHEME
 
 DEFAULT_ENDPOINT = "127.0.0.1:6570"
 _ODD = re.compile(r"[\s,;/@?#]")
@@ -151,8 +152,9 @@ def peers_beside(endpoint: str) -> str:
 
 
 def addresses_of(given: str) -> list[str]:
-    """Addresses with commas between them, each once."""
-    found = [one.strip() for one in given.split(",")]
+    """Addresses with commas between them, each once. TLS before the first is meant for all."""
+    scheme = TLS_SCHEME if given.strip().startswith(TLS_SCHEME) else ""
+    found = [f"{scheme}{one.strip().removeprefix(scheme)}" for one in given.split(",")]
     return [_checked(one) for one in dict.fromkeys(found)]
 
 

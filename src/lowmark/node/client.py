@@ -11,6 +11,7 @@ import pyarrow
 from pyarrow import flight
 
 from lowmark.errors import Corrupt, LowmarkError, Unavailable
+from lowmark.faces import deferred
 from lowmark.fault import decode_fault
 from lowmark.group import OutcomeUnknown
 from lowmark.node.addresses import joined
@@ -40,8 +41,11 @@ from lowmark.node.messages import (
 from lowmark.node.owner import SCHEME
 from lowmark.node.showing import found_secret, showing
 from lowmark.runtime import host_and_port
+from lowmark.runtime.network import TLS_SCHEME, speaks_tls
+from lowmark.runtime.refusals import TlsNotSpoken
 from lowmark.tokens import Secret
 
+refusal_at, roots_for = deferred("lowmark.runtime.handshake", "refusal_at", "roots_for")
 T = TypeVar("T")
 _TOLD: Any = WatchStarted | WatchEvent | WatchAlive
 
@@ -57,6 +61,9 @@ _NOT_SENT = "failed to connect"
 """What gRPC says, and says only, when there was no connection to send anything by."""
 JOIN_PATIENCE_S = 30.0
 RETRY_S = 0.2
+_REOPENS_S = 1.0
+"""A node with TLS may be closing and opening its endpoint just now, for a new certificate."""
+_REOPENS_LOOK_S = 0.05
 _OPTIONS = [
     ("grpc.enable_http_proxy", 0),  # a node is on this machine
     # Else a client would inherit the rest that an earlier one of the same address has to take.
@@ -94,17 +101,29 @@ class NodeClient:
     """One node, by its endpoint. Close it when done."""
 
     def __init__(
-        self, address: str, *, timeout_s: float | None = None, secret: Secret | None = None
+        self,
+        address: str,
+        *,
+        ca: str | None = None,
+        timeout_s: float | None = None,
+        secret: Secret | None = None,
     ) -> None:
-        """`secret`: the token that it shows; else the one that the environment names."""
+        """`ca`: whom it believes, where nodes speak TLS; `secret`: the token that it shows, else
+        the one that the environment names.
+        """
         if address.startswith(SCHEME):  # the owner of a directory of this machine
             self.address, location = address, f"grpc+unix://{address.removeprefix(SCHEME)}"
         else:
-            self.address = joined(*host_and_port(address))
-            location = f"grpc+tcp://{self.address}"
+            bare = joined(*host_and_port(address))
+            self.address = f"{TLS_SCHEME}{bare}" if speaks_tls(address) else bare
+            location = f"{'grpc+tls' if speaks_tls(address) else 'grpc+tcp'}://{bare}"
         self._timeout_s = timeout_s
+        self._ca = ca
+        roots = roots_for(address, ca) if speaks_tls(address) else {}
         shown = showing(found_secret() if secret is None else secret)
-        self._flight = flight.FlightClient(location, generic_options=_OPTIONS, middleware=shown)
+        self._flight = flight.FlightClient(
+            location, generic_options=_OPTIONS, middleware=shown, **roots
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -210,18 +229,29 @@ class NodeClient:
     ) -> Iterator[T]:
         options = flight.FlightCallOptions(timeout=timeout_s, headers=ASKS_FOR_WHOLE)
         encoded = msgspec.json.encode(body)
-        try:
-            results = self._flight.do_action(flight.Action(action, encoded), options)
-            for result in results:
-                yield _decoded(result.body.to_pybytes(), answer)
-        except (flight.FlightError, pyarrow.ArrowException) as error:
-            raise self._in_our_words(action, encoded, error) from error
+        begun, ends_at = False, time.monotonic() + (_REOPENS_S if speaks_tls(self.address) else 0.0)
+        while True:
+            try:
+                for result in self._flight.do_action(flight.Action(action, encoded), options):
+                    begun = True
+                    yield _decoded(result.body.to_pybytes(), answer)
+                return
+            except (flight.FlightError, pyarrow.ArrowException) as error:
+                named = self._in_our_words(action, encoded, error)
+                away = isinstance(named, NodeUnreachable) and _NOT_SENT in str(error)
+                if begun or not away or time.monotonic() > ends_at:
+                    raise named from error
+            time.sleep(_REOPENS_LOOK_S)
 
     def _in_our_words(self, action: str, body: bytes, error: Any) -> LowmarkError:
         extra = getattr(error, "extra_info", None)
         said = decode_fault(extra) if extra else None
         if said is not None:
             return said
+        if _NOT_SENT in str(error) and not self.address.startswith(SCHEME):
+            refusal: LowmarkError | None = refusal_at(self.address, self._ca)
+            if refusal is not None:
+                return refusal
         # gRPC puts what it was told last behind everything it went through.
         why = f"{str(error).rpartition(': ')[2]}."
         if isinstance(error, flight.FlightTimedOutError):
@@ -241,19 +271,21 @@ def _decoded(data: bytes, kind: type[T]) -> T:
         ) from error
 
 
-def ask_peer(endpoints: Sequence[str], *, patience_s: float = JOIN_PATIENCE_S) -> PeerAddress:
+def ask_peer(
+    endpoints: Sequence[str], *, ca: str | None = None, patience_s: float = JOIN_PATIENCE_S
+) -> PeerAddress:
     """Where the node behind an endpoint is reached by other nodes; waits while it starts.
 
     Of several, the first one that answers and knows its cluster; else the first that answers.
     """
     ends_at = time.monotonic() + patience_s
     while True:
-        answers, silent = list[PeerAddress](), list[Unavailable]()
+        answers, silent = list[PeerAddress](), list[LowmarkError]()
         for endpoint in endpoints:
             try:
-                with NodeClient(endpoint, timeout_s=5.0) as client:
+                with NodeClient(endpoint, ca=ca, timeout_s=5.0) as client:
                     answers.append(client.peer())
-            except Unavailable as error:
+            except (Unavailable, TlsNotSpoken) as error:
                 silent.append(error)
             if answers and answers[-1].cluster:
                 break

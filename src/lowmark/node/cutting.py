@@ -69,11 +69,21 @@ class Waiting:
                         extra={"peer": peer, "seconds": self.stall_s, "connections": count},
                     )
 
+    def connections(self) -> frozenset[int]:
+        """The connections of now, to be told from later ones."""
+        return _numbers(self.port, self.path)
+
     def end(
-        self, ended: Callable[[], bool], busy: Callable[[], bool], *, calm_s: float, within_s: float
+        self,
+        ended: Callable[[], bool],
+        busy: Callable[[], bool],
+        *,
+        calm_s: float,
+        within_s: float,
+        of: frozenset[int] | None = None,
     ) -> bool:
         """Wait until all calls have ended; cut off what does not end by itself. Says whether they
-        have, within that time.
+        have, within that time. `of`: on these connections; others are left alone.
         """
         ends_at = time.monotonic() + within_s
         calm_until = time.monotonic() + min(calm_s, within_s / 2)
@@ -81,7 +91,7 @@ class Waiting:
             time.sleep(_MOMENT_S)
         # What is left waits for rows, or for its client: that would not end by itself.
         while not ended() and time.monotonic() < ends_at:
-            cut(port=self.port, path=self.path)
+            cut(port=self.port, path=self.path, of=of)
             for _ in range(_CUT_AGAIN):
                 if ended():
                     break
@@ -93,16 +103,33 @@ class Waiting:
         self._over.set()
 
 
-def cut(*, port: int | None = None, path: str | None = None, peer: str | None = None) -> int:
+def _numbers(port: int | None, path: str | None) -> frozenset[int]:
+    """The connections of a server on its port or its path, by the numbers of their sockets."""
+    found = set()
+    for one in _sockets():
+        with contextlib.suppress(OSError):  # it listens, or is gone
+            if _is_at(one, port, path):
+                found.add(os.fstat(one.fileno()).st_ino)
+    return frozenset(found)
+
+
+def cut(
+    *,
+    port: int | None = None,
+    path: str | None = None,
+    peer: str | None = None,
+    of: frozenset[int] | None = None,
+) -> int:
     """Shut down the connections that a server has on its port or its path; says how many.
 
     With `peer`, as Flight has it (`ipv4:127.0.0.1:50000`), only that one; on a path, clients have
-    no names, so it is all of them.
+    no names, so it is all of them. With `of`, only the sockets with these numbers.
     """
     count = 0
     for one in _sockets():
         try:
-            if _is_at(one, port, path) and _is_of(one, peer):
+            known = of is None or os.fstat(one.fileno()).st_ino in of
+            if known and _is_at(one, port, path) and _is_of(one, peer):
                 one.shutdown(socket.SHUT_RDWR)
                 count += 1
         except OSError:

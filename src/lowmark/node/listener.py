@@ -28,6 +28,7 @@ import contextlib
 import logging
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -53,7 +54,8 @@ from lowmark.node.messages import BODY_BYTES_MAX
 from lowmark.node.owner import SCHEME
 from lowmark.node.slots import Slots
 from lowmark.node.strangers import Door, Strangers
-from lowmark.runtime import AddressUnusable, host_and_port
+from lowmark.runtime import AddressInUse, AddressUnusable, host_and_port
+from lowmark.runtime.network import TLS_SCHEME
 from lowmark.tokens import Caller
 
 logger = logging.getLogger(__name__)
@@ -63,6 +65,11 @@ END_S: Final = 4.0
 """A listener that is closed ends within this; clients that do not let go are cut off."""
 CALM_S: Final = 1.0
 """What is under way when it is closed may take so long, before it is cut off."""
+DRAIN_S: Final = 10.0
+"""The same of what is under way when it is opened again: the next one is there already."""
+_FREE_S: Final = 2.0
+"""How long a listener that opens again waits for its port."""
+_FREE_LOOK_S: Final = 0.002
 _ADMISSION: Final = "lowmark"
 _BROKEN: Final = (pyarrow.ArrowException, OSError)
 """What a stream of messages ends with whose client has gone: it hears nothing more."""
@@ -295,6 +302,11 @@ class Listener:
         scheme = "grpc+tcp" if self._certificates is None else "grpc+tls"
         return f"{scheme}://{address}"
 
+    @property
+    def endpoint(self) -> str:
+        """The address as clients of ours have it."""
+        return self.address if self._certificates is None else f"{TLS_SCHEME}{self.address}"
+
     def _open(self) -> None:
         if self._path is None:
             check_free(self.address)
@@ -404,43 +416,78 @@ class Listener:
         """Wait until what is under way has ended, cut off what does not, and stop to listen."""
         self.refuse()
         with self._opening:
-            ended = self._end(within_s, last=True)
+            ended = self._end(within_s)
         self.waiting.close()
         if self._strangers is not None:
             self._strangers.close()
         if not ended:
             raise ServerStuck(self.address, waited_s=within_s)
 
-    def reopen(self, certificates: Certificates | None = None, *, within_s: float = END_S) -> None:
-        """Listen again at the same address, with these certificates; without, as before. What is
-        under way may end first. If these certificates can't be used, those before are. If the
-        address can't be had back, it raises, and may be called again. Not from a call's own thread.
+    def reopen(self, certificates: Certificates | None = None) -> None:
+        """Listen again at the same address, with these certificates; without, as before. If these
+        can't be used, those before are. If the address can't be had back, it raises, and may be
+        called again. Not from a call's own thread: it returns when what was under way has ended.
+
+        Flight's part stops to listen as soon as it begins to end. So the next one is there within
+        milliseconds, and what is under way goes on with the one before, on the connections that it
+        has. Streams of our clients would go on for ever: what has not ended by then is cut off.
         """
         with self._opening:
             if self._closed:
                 raise NodeClosing
-            self._end(within_s, last=False)
+            of = self.waiting.connections()
+            ended = self._begin_end()
+            if self._path is not None:  # the socket's file goes with the one before
+                self._wait_for_end(ended, calm_s=CALM_S, within_s=END_S, of=of)
             before = self._certificates
             self._certificates = certificates or before
             try:
-                self._open()
+                self._open_soon()
             except LowmarkError:
                 self._certificates = before
-                self._open()
+                self._open_soon()
                 raise
+        self._wait_for_end(
+            lambda: ended() or self._closed, calm_s=DRAIN_S, within_s=2 * DRAIN_S, of=of
+        )
 
-    def _end(self, within_s: float, *, last: bool) -> bool:
-        """End Flight's part; says whether it has ended in time."""
+    def _open_soon(self) -> None:
+        """Open as soon as the port is free: the one before is about to leave it."""
+        ends_at = time.monotonic() + _FREE_S
+        while True:
+            try:
+                self._open()
+                return
+            except AddressInUse:
+                if time.monotonic() > ends_at:
+                    raise
+            time.sleep(_FREE_LOOK_S)
+
+    def _end(self, within_s: float) -> bool:
+        """End Flight's part, and the data; says whether it has ended in time."""
+        ended = self._begin_end()
+        if self.data is not None:
+            self.data.end()
+        return self._wait_for_end(ended, calm_s=CALM_S, within_s=within_s)
+
+    def _begin_end(self) -> Callable[[], bool]:
+        """Have Flight's part listen no more, and end its calls; gives whether they have ended."""
         ending, self._flight = self._flight, None
         if ending is None:
-            return True
+            return lambda: True
         thread = threading.Thread(target=ending.shutdown, name="lowmark-end", daemon=True)
         thread.start()
-        if last and self.data is not None:
-            self.data.end()
-        return self.waiting.end(
-            lambda: not thread.is_alive(), self._busy, calm_s=CALM_S, within_s=within_s
-        )
+        return lambda: not thread.is_alive()
+
+    def _wait_for_end(
+        self,
+        ended: Callable[[], bool],
+        *,
+        calm_s: float,
+        within_s: float,
+        of: frozenset[int] | None = None,
+    ) -> bool:
+        return self.waiting.end(ended, self._busy, calm_s=calm_s, within_s=within_s, of=of)
 
     def _busy(self) -> bool:
         return self._brief.taken > 0 or (self.data is not None and self.data.busy())

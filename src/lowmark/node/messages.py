@@ -394,6 +394,10 @@ class PeerAddress(_Reply, frozen=True):
     ledgers: str | None = None
     """Where the cluster has its ledgers: a node that joins must see that place. Empty, as long as
     this node has not found out; None, if it does not say."""
+    tls: str = ""
+    """Whether it speaks TLS with other nodes: `require`, with those alone that do; `allow`, with
+    others, too; empty, not at all.
+    """
 
 
 class GuardReply(_Reply, frozen=True):

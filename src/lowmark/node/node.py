@@ -80,11 +80,14 @@ from lowmark.node.seeds import Seeds
 from lowmark.node.settings import Settings, chosen
 from lowmark.node.status import StatusService, parts_here, watermark_status
 from lowmark.node.strangers import Door
+from lowmark.node.tls import NodeTls, authority_of, check_mode
 from lowmark.node.token_actions import TokenActions
 from lowmark.node.tokens import Tokens
 from lowmark.placement import Adjust, MetastoreMembers, Placement
-from lowmark.runtime import Disk, RealDisk, RealLoop, host_and_port, real_runtime
+from lowmark.runtime import Disk, RealDisk, RealLoop, TlsFiles, host_and_port, real_runtime
 from lowmark.runtime.disk import closing_command, open_to_others, what_others_may
+from lowmark.runtime.network import TLS_SCHEME, speaks_tls
+from lowmark.runtime.refusals import TlsNeeded
 from lowmark.runtime.store import Store, place_of_location, without_credentials
 from lowmark.table import AsOfHold, LowWatermark, Partition, Tables
 from lowmark.upkeep import Upkeep
@@ -142,6 +145,12 @@ class NodeOptions:
     """What fails together with it; None: as at its last start, which its directory keeps."""
     attributes: Mapping[str, str] | None = None
     """All of them; None: as at its last start."""
+    tls: str = ""
+    """A folder with ca.pem, cert.pem and key.pem, by which nodes prove to each other who they are;
+    empty: they don't.
+    """
+    tls_mode: str = "require"
+    """`allow`: it also speaks with nodes without TLS, while a cluster goes over to it."""
     embedded: bool = False
     """Whether it lives in the process of its only client: without address and server."""
     tokens: bool = False
@@ -154,7 +163,7 @@ class NodeOptions:
     @property
     def guard(self) -> Guard:
         """What keeps strangers out of it."""
-        return Guard(insecure=self.insecure, tokens=self.tokens)
+        return Guard(tls=self.speaks_tls == "require", tokens=self.tokens, insecure=self.insecure)
 
     def places(self) -> tuple[Place, Place]:
         """Where it is for clients, and for other nodes; refused if strangers could come in."""
@@ -168,6 +177,12 @@ class NodeOptions:
         if not self.embedded:
             self.places()
             _ = self.join and addresses_of(self.join)
+            check_mode(self.tls, self.tls_mode)
+
+    @property
+    def speaks_tls(self) -> str:
+        """How it speaks TLS with other nodes (`PeerAddress.tls`)."""
+        return self.tls_mode if self.tls else ""
 
 
 class Node:
@@ -204,7 +219,11 @@ class Node:
         join = _seed(options, self.settings.ledger.location)
         with contextlib.ExitStack() as undo:
             runtime = real_runtime(
-                options.data, alone=options.embedded, read_only=options.read_only
+                options.data,
+                tls=TlsFiles.of_folder(options.tls) if options.tls else None,
+                tls_optional=options.tls_mode == "allow",
+                alone=options.embedded,
+                read_only=options.read_only,
             )
             assert isinstance(runtime.loop, RealLoop)
             self.runtime = runtime
@@ -246,6 +265,7 @@ class Node:
             self.peers_place = Place(transport.listens_at, transport.address)
             """Where it is for other nodes."""
             self.loop.around = self.groups.turn
+            self.tls = NodeTls(options.tls, options.speaks_tls, runtime.network)
             self._server = None if options.embedded else self._listener(options)
             if self._server is not None:
                 self.place = self.place.with_port(host_and_port(self._server.address)[1])
@@ -257,7 +277,7 @@ class Node:
                 number=identity.number,
                 name=identity.name,
                 address=self.groups.transport.address,
-                endpoint="" if self._server is None else self.place.advertised,
+                endpoint="" if self._server is None else self._said(self.place.advertised),
                 rack=identity.rack,
                 attributes=identity.attributes,
             )
@@ -266,7 +286,7 @@ class Node:
             )
             self.members = MetastoreMembers(runtime, self.cluster, config=self.settings.rebalance)
             self.status = StatusService(self.groups, self.cluster)
-            self.status.problems = lambda: [self.members.problem]
+            self.status.problems = lambda: [self.members.problem, *self._of_tls()]
             self.tokens_of_callers = Tokens(self.loop, self.cluster, asked=options.tokens)
             self.first_token = FirstToken(self.loop, runtime.disk, self.cluster.metastore)
             self.status.open_at = lambda: tuple(self.open_at)
@@ -281,17 +301,20 @@ class Node:
             known = load_identity(runtime.disk)
             self._belongs_to(known.cluster if known is not None else "")
             if options.join and known is not None and known.cluster:
-                seeds = addresses_of(options.join)
-                looks = Seeds(seeds, cluster=known.cluster, found=self._may_come_by)
+                looks = Seeds(
+                    _endpoints(options),
+                    cluster=known.cluster,
+                    found=self._may_come_by,
+                    ca=self.tls.ca,
+                )
                 self.cluster.look_for_others = looks.look
             undo.pop_all()
 
     def _listener(self, options: NodeOptions) -> Listener:
         """Where clients come in; if it asks for tokens, none does before it knows them."""
-        address = self.place.listens_at
         if not options.tokens:
-            return Listener(address)
-        return Listener(address, callers=NoCaller(), door=Door())
+            return self.tls.listener(self.place.listens_at)
+        return self.tls.listener(self.place.listens_at, callers=NoCaller(), door=Door())
 
     # -- guests of an owner before ----------------------------------------------------------------
 
@@ -376,7 +399,7 @@ class Node:
 
     def _offer(self) -> None:
         """What can be asked of it before the cluster is ready."""
-        self._peer = PeerAddress(address=self.info.address)
+        self._peer = PeerAddress(address=self.info.address, tls=self.tls.mode)
         if not self.embedded:
             # Without the loop: a node that waits for others to start says so, too.
             self.actions["cluster.peer-address"] = reply(Nothing, lambda _: self._peer)
@@ -499,6 +522,7 @@ class Node:
             self.members.problem,
             *(room.problem for room in rooms),
             self._no_data(),
+            *self._of_tls(),
         ]
         rebalance = Rebalance(self.groups, cluster, catalogs, tables, self.placement)
         rounds = CatalogRounds(cluster.metastore, self.upkeep.catalog)
@@ -524,6 +548,19 @@ class Node:
         """Why it gives no rows to clients, if it does not."""
         error = None if self._server is None else self._server.no_data
         return "" if error is None else f"it gives no rows to clients: {error.message}"
+
+    def _of_tls(self) -> list[str]:
+        """What is wrong with its certificates, or will be soon; and whom it does not believe."""
+        return self.tls.problems(self.groups.transport.refused)
+
+    def _said(self, address: str) -> str:
+        """As clients are told it: an address says whether its server speaks TLS."""
+        return f"{TLS_SCHEME}{address}" if self.tls.mode == "require" else address
+
+    @property
+    def address_here(self) -> str:
+        """Where clients on this machine reach it. With TLS, by the name of its certificate."""
+        return self.info.endpoint if self.tls.mode == "require" else self.place.here
 
     def _routes(self, table: int, number: int) -> tuple[int, ...]:
         return () if self.placement is None else self.placement.routes(table, number)
@@ -650,6 +687,35 @@ def _check_location(wanted: str, found: str) -> None:
         )
 
 
+def _endpoints(options: NodeOptions) -> list[str]:
+    """Where to ask for the nodes to join. A node that has TLS asks with TLS first: the other one
+    may still speak none at its endpoint.
+    """
+    return [
+        way
+        for one in addresses_of(options.join)
+        for way in ([f"{TLS_SCHEME}{one}"] if options.tls and not speaks_tls(one) else []) + [one]
+    ]
+
+
+def _needs_tls(options: NodeOptions) -> ClusterRefused:
+    return ClusterRefused(
+        f"the node at {options.join} speaks with other nodes by TLS alone",
+        hint="Give this node a folder with certificates of the same authority: --tls DIR.",
+    )
+
+
+def _check_tls(options: NodeOptions, seed: PeerAddress) -> None:
+    """Refuse to join a cluster whose nodes would hang up."""
+    if seed.tls == "require" and not options.tls:
+        raise _needs_tls(options)
+    if options.speaks_tls == "require" and not seed.tls:
+        raise ClusterRefused(
+            f"the node at {options.join} speaks no TLS with other nodes",
+            hint="Leave --tls out, or start the nodes of that cluster with it first.",
+        )
+
+
 def _check_reach(options: NodeOptions, seed: PeerAddress) -> None:
     """Refuse to join nodes of other machines by an address that means their own to them."""
     _, peers = options.places()
@@ -670,11 +736,16 @@ def _seed(options: NodeOptions, location: str) -> str:
     """
     if not options.join:
         return ""
+    ca = authority_of(options.tls)
     known: Identity | None = None
     with contextlib.suppress(LowmarkError):
         known = load_identity(RealDisk(options.data, create=False))
     if known is None or not known.cluster:
-        seed = ask_peer(addresses_of(options.join))
+        try:
+            seed = ask_peer(_endpoints(options), ca=ca)
+        except TlsNeeded as error:
+            raise _needs_tls(options) from error
+        _check_tls(options, seed)
         _check_reach(options, seed)
         if seed.ledgers:
             _check_location(location, seed.ledgers)
@@ -684,9 +755,9 @@ def _seed(options: NodeOptions, location: str) -> str:
         return ""  # it gets that error when it starts
     try:
         patience_s = 0.0 if known.peers else JOIN_PATIENCE_S
-        seed = ask_peer(addresses_of(options.join), patience_s=patience_s)
+        seed = ask_peer(_endpoints(options), ca=ca, patience_s=patience_s)
         _check_reach(options, seed)
-    except Unavailable as error:
+    except (Unavailable, TlsNeeded) as error:
         if not known.peers:
             raise
         logger.warning(

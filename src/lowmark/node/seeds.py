@@ -24,8 +24,14 @@ class Seeds:
     """Call `look` on the loop, as often as you like; `found` is called on another thread."""
 
     def __init__(
-        self, endpoints: Sequence[str], *, cluster: str, found: Callable[[str], None]
+        self,
+        endpoints: Sequence[str],
+        *,
+        cluster: str,
+        found: Callable[[str], None],
+        ca: str | None = None,
     ) -> None:
+        self._ca = ca
         self._endpoints = endpoints
         self._cluster = cluster
         self._found = found
@@ -41,7 +47,7 @@ class Seeds:
         for endpoint in self._endpoints:
             with (
                 contextlib.suppress(LowmarkError),  # it is asked again
-                NodeClient(endpoint, timeout_s=_ASK_S) as client,
+                NodeClient(endpoint, ca=self._ca, timeout_s=_ASK_S) as client,
             ):
                 peer = client.peer()
                 if peer.cluster == self._cluster:

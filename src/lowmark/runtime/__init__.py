@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         FrameTooLong,
         NetworkLimits,
         PeerMisbehaved,
+        PeerRefused,
         host_and_port,
     )
     from lowmark.runtime.place import place_of
@@ -91,6 +92,7 @@ __all__ = [
     "NotAllowed",
     "Outcome",
     "PeerMisbehaved",
+    "PeerRefused",
     "RealDisk",
     "RealLoop",
     "RealNetwork",

@@ -19,14 +19,16 @@ def real_runtime(
     root: str,
     *,
     tls: TlsFiles | None = None,
+    tls_optional: bool = False,
     limits: NetworkLimits | None = None,
     alone: bool = False,
     read_only: bool = False,
 ) -> Runtime:
     """The machine's clock, threads, network and chance, and its disk below `root`.
 
-    With `tls` its network speaks only with those who can prove who they are; `alone`, it has none,
-    and its clock is the only one. `read_only`, what is written to its disk stays in memory.
+    With `tls` its network speaks only with those who can prove who they are; with `tls_optional`,
+    with those who speak no TLS, too; `alone`, it has none, and its clock is the only one.
+    `read_only`, what is written to its disk stays in memory.
     Whoever builds it closes its loop.
     """
     disk: Disk = OverlayDisk(RealDisk(root, create=False)) if read_only else RealDisk(root)
@@ -34,7 +36,9 @@ def real_runtime(
     random = Random(SystemRandom().getrandbits(128))
     try:
         network = (
-            LONE_NETWORK if alone else RealNetwork(loop, random=random, limits=limits, tls=tls)
+            LONE_NETWORK
+            if alone
+            else RealNetwork(loop, random=random, limits=limits, tls=tls, tls_optional=tls_optional)
         )
     except TlsUnusable:
         loop.close()

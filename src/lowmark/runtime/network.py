@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from lowmark.errors import LowmarkError, Rejected, Unavailable, invariant
 from lowmark.runtime.disk import Buffer
@@ -72,9 +72,18 @@ class AddressUnusable(Rejected):
         self.address = address
 
 
+TLS_SCHEME: Final = "lowmark+tls://"
+"""Before the address of a server that speaks TLS."""
+
+
+def speaks_tls(address: str) -> bool:
+    """Whether an address says that its server does."""
+    return address.startswith(TLS_SCHEME)
+
+
 def host_and_port(address: str) -> tuple[str, int]:
     """The two parts of a real address; a host of IPv6 loses its brackets."""
-    host, colon, port = address.rpartition(":")
+    host, colon, port = address.removeprefix(TLS_SCHEME).rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
         raise AddressUnusable(address, reason="it is not of the form host:port")
@@ -119,6 +128,18 @@ class PeerMisbehaved(Rejected):
 
 class NotAPeer(PeerMisbehaved):
     """Whoever is at the other end did not say a proper hello."""
+
+
+class PeerRefused(NotAPeer):
+    """The other side could not prove who it is, or did not believe that we are who we say."""
+
+    def __init__(self, peer: str, *, reason: str) -> None:
+        super().__init__(peer, reason=reason)
+        self.reason = reason
+        self.hint = (
+            "Compare the certificates and the authorities of both nodes (`lowmark tls show DIR`),"
+            " and their clocks."
+        )
 
 
 class Endpoint(Protocol):

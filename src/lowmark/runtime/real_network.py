@@ -25,6 +25,7 @@ from random import Random
 from typing import TypeAlias
 
 from lowmark.errors import LowmarkError
+from lowmark.runtime.certificates import LOOK_MS, Certificates
 from lowmark.runtime.disk import Buffer, bytes_in
 from lowmark.runtime.frames import frame_header, hello
 from lowmark.runtime.network import (
@@ -39,6 +40,7 @@ from lowmark.runtime.network import (
     OnRoom,
     PeerLost,
     PeerMisbehaved,
+    PeerRefused,
     host_and_port,
     ignore_room,
 )
@@ -74,6 +76,13 @@ class _Outgoing:
         self._pumps_soon = False
         self._resting: asyncio.TimerHandle | None = None
         self._rest_ms = endpoint.limits.rest_ms_min
+        self._plain = False
+        """Whether it is dialled without TLS now: it hung up on a handshake."""
+
+    @property
+    def wire(self) -> Wire | None:
+        """The connection, or the attempt to make one."""
+        return self._wire
 
     def queued_bytes(self) -> int:
         unsent = self._wire.unsent_bytes() if self._wire is not None else 0
@@ -132,7 +141,7 @@ class _Outgoing:
     # -- the way there ----------------------------------------------------------------------------
 
     def _dial(self) -> None:
-        self._wire = self._endpoint.dialling_wire(self, self._peer)
+        self._wire = self._endpoint.dialling_wire(self, self._peer, plain=self._plain)
         self._dialling = self._endpoint.loop.asyncio.create_task(self._connect(self._wire))
 
     async def _connect(self, wire: Wire) -> None:
@@ -152,7 +161,7 @@ class _Outgoing:
     def on_ready(self, wire: Wire) -> None:
         refusal = wire.refusal(self._peer)
         if refusal is not None:
-            wire.end(NotAPeer(self._peer, reason=refusal))
+            wire.end(PeerRefused(self._peer, reason=refusal))
         else:
             wire.write(hello(self._endpoint.address))
 
@@ -175,7 +184,9 @@ class _Outgoing:
         self._pump()
 
     def on_end(self, wire: Wire, error: LowmarkError) -> None:
-        del wire
+        # With TLS first, each time: the peer may have been started with it meanwhile.
+        hung_up = wire.was_made and isinstance(wire, TlsWire) and wire.heard_nothing
+        self._plain = hung_up and self._endpoint.tls_optional
         self._endpoint.tell_cut(self._peer, error)
         self._rest()
 
@@ -356,9 +367,28 @@ class _RealEndpoint:
         for wire in (*self._incoming.values(), *self._strangers):
             wire.let_go()
 
-    def dialling_wire(self, owner: Owner, peer: str) -> Wire:
+    def judge_again(self, tls: Tls, *, now_s: float, all_of_them: bool) -> None:
+        """Cut connections whose other side is not believed any more. `all_of_them`: an authority is
+        gone, and each has to prove again who it is.
+        """
+        dialled = [outgoing.wire for outgoing in self._outgoing.values()]
+        for wire in (*self._incoming.values(), *self._strangers, *dialled):
+            refusal = None if wire is None else wire.refused_now(tls, now_s=now_s)
+            if wire is None or not wire.is_secure:
+                continue
+            if refusal is not None:
+                wire.end(PeerRefused(wire.peer, reason=refusal))
+            elif all_of_them:
+                wire.end(PeerLost(wire.peer, reason="who is believed has changed"))
+
+    def dialling_wire(self, owner: Owner, peer: str, *, plain: bool) -> Wire:
         """A connection to be made to a peer."""
-        return self._network.wire(owner, peer=peer, dials=True)
+        return self._network.wire(owner, peer=peer, dials=True, plain=plain)
+
+    @property
+    def tls_optional(self) -> bool:
+        """Whether a peer that speaks no TLS is one, too."""
+        return self._network.tls_optional
 
     def tell_cut(self, peer: str, error: LowmarkError) -> None:
         """Tell, on the loop, that frames to or from a peer may be lost."""
@@ -424,7 +454,7 @@ class _RealEndpoint:
     def on_hello(self, wire: Wire, address: str) -> None:
         refusal = wire.refusal(address)
         if refusal is not None:
-            wire.end(NotAPeer(wire.peer, reason=f"it calls itself {address}; {refusal}"))
+            wire.end(PeerRefused(wire.peer, reason=f"it calls itself {address}; {refusal}"))
             return
         self._strangers.remove(wire)
         if self._deaf_until_us.get(address, 0) > self.loop.elapsed_us():
@@ -474,14 +504,21 @@ class RealNetwork:
         random: Random,
         limits: NetworkLimits | None = None,
         tls: TlsFiles | None = None,
+        tls_optional: bool = False,
+        tls_look_ms: float = LOOK_MS,
     ) -> None:
+        """`tls_optional`: others may speak without TLS, too."""
         self.loop = loop
+        self.tls_optional = tls is not None and tls_optional
         self.random = random
         self.limits = limits or NetworkLimits()
-        self._tls = None if tls is None else Tls(tls)
+        self.certificates = None if tls is None else Certificates(loop, tls, look_ms=tls_look_ms)
         self._scratch = memoryview(bytearray(0 if tls is None else _SCRATCH_BYTES))
         self._endpoints: list[_RealEndpoint] = []
         loop.at_close(self._close)
+        if self.certificates is not None:
+            self._tls = self.certificates.tls
+            self.certificates.at_look(self._judge_again)
 
     def endpoint(
         self,
@@ -492,8 +529,8 @@ class RealNetwork:
         on_room: OnRoom = ignore_room,
         listen: str | None = None,
     ) -> _RealEndpoint:
-        if self._tls is not None:
-            self._tls.check_ours(host_and_port(address)[0])
+        if self.certificates is not None:
+            self.certificates.check_ours(host_and_port(address)[0])
         endpoint = _RealEndpoint(
             self,
             address,
@@ -505,16 +542,34 @@ class RealNetwork:
         self._endpoints.append(endpoint)
         return endpoint
 
-    def wire(self, owner: Owner, *, peer: str, dials: bool) -> Wire:
+    def wire(self, owner: Owner, *, peer: str, dials: bool, plain: bool = False) -> Wire:
         """A connection that is about to be made, with TLS if there is TLS."""
-        if self._tls is None:
+        if self.certificates is None or plain:
             return Wire(owner, peer=peer, limits=self.limits)
-        session = self._tls.dial() if dials else self._tls.answer()
-        return TlsWire(owner, peer=peer, limits=self.limits, session=session, scratch=self._scratch)
+        tls = self.certificates.tls
+        session = tls.dial() if dials else tls.answer()
+        return TlsWire(
+            owner,
+            peer=peer,
+            limits=self.limits,
+            session=session,
+            scratch=self._scratch,
+            may_be_plain=self.tls_optional and not dials,
+        )
 
     def forget(self, endpoint: _RealEndpoint) -> None:
         """An endpoint was closed."""
         self._endpoints.remove(endpoint)
+
+    def _judge_again(self) -> None:
+        """Cut connections that would not be made any more."""
+        assert self.certificates is not None
+        before, self._tls = self._tls, self.certificates.tls
+        gone = before.authorities - self._tls.authorities
+        for endpoint in list(self._endpoints):
+            endpoint.judge_again(
+                self._tls, now_s=self.loop.wall_ms() / 1_000, all_of_them=bool(gone)
+            )
 
     def _close(self) -> None:
         for endpoint in list(self._endpoints):

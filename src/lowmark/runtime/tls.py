@@ -7,28 +7,51 @@ its certificate is signed by the cluster's authority, is valid now, and names ex
 subject alternative name, DNS or IP. Nothing else counts: no common name, no wildcard, no port. So a
 certificate speaks for a whole host, and whoever holds its key can be any node there.
 
-There is no way back to plain text, and nothing older than TLS 1.3.
+A certificate that is named in the list of revoked ones counts for nothing, whoever signed it. A
+handshake finds that out, and so does a look at a connection that was made before the list was
+(`Tls.refusal`). So does the end of a certificate: a connection lasts no longer than the other
+side's.
+
+There is no way back to plain text, and nothing older than TLS 1.3. Only while a cluster goes over
+to TLS, a node may take both (`real_network`): what it dials, it dials with TLS first.
 """
 
 from __future__ import annotations
 
+import os
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from ipaddress import ip_address
-from typing import NoReturn, cast
+from typing import Any, NoReturn, Self, cast
 
 from lowmark.errors import Rejected
+from lowmark.runtime.der import CertificateId, NotDer, certificate_id, revocation_lists
 from lowmark.runtime.disk import Buffer
+
+CERTIFICATE, KEY, AUTHORITY, REVOKED = "cert.pem", "key.pem", "ca.pem", "crl.pem"
+"""The files of a node's folder."""
+TLS_HANDSHAKE = 0x16
+"""The first byte of one who dials with TLS; a hello without begins with a letter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """Three PEM files: who we are, how we prove it, and whom we believe."""
+    """PEM files: who we are, how we prove it, whom we believe, and whom no more."""
 
     certificate: str  # ours, then any between it and the authority
     key: str  # of our certificate; not encrypted
     authority: str  # what signs the certificates of all nodes
+    revoked: str = ""  # which of them are revoked; while there is no such file, none is
+
+    @classmethod
+    def of_folder(cls, folder: str) -> Self:
+        """The files of a folder by their usual names, as `lowmark tls issue` makes one."""
+        certificate, key, authority, revoked = (
+            os.path.join(folder, name) for name in (CERTIFICATE, KEY, AUTHORITY, REVOKED)
+        )
+        return cls(certificate=certificate, key=key, authority=authority, revoked=revoked)
 
 
 class TlsUnusable(Rejected):
@@ -43,6 +66,13 @@ class TlsUnusable(Rejected):
         self.path = path
 
 
+class KeyMismatch(TlsUnusable):
+    """A key that is not of the certificate; for a moment that is so while both are replaced."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, what="key", reason="it is not the key of our certificate")
+
+
 class Untrusted(Exception):
     """The other side is not one of us, or thinks that we are not; the connection is of no use."""
 
@@ -52,14 +82,30 @@ class Untrusted(Exception):
 
 
 class Tls:
-    """What the files say, ready to be used on any number of connections."""
+    """What the files said when they were read, ready to be used on any number of connections."""
 
     def __init__(self, files: TlsFiles) -> None:
-        self._files = files
+        self.files = files
+        self.certificate = _content(files.certificate, what="certificate")
+        """As it is in its file, and so is the key: for a server that is given them once."""
+        self.key = _content(files.key, what="key")
+        self._revoked, list_ends_s = _revoked(files.revoked)
+        self.knows_revoked = os.path.exists(files.revoked)
         self._dials = _context(ssl.PROTOCOL_TLS_CLIENT, files)
         self._listens = _context(ssl.PROTOCOL_TLS_SERVER, files)
         self._listens.num_tickets = 0  # no session is ever taken up again
-        self._ours = self._names_of_ours()
+        ours = self._shake_own_hand()
+        self._ours = ours.names()
+        authorities = self._dials.get_ca_certs()
+        self.authorities = frozenset(self._dials.get_ca_certs(binary_form=True))
+        """Whom we believe."""
+        self.ends = [End(files.certificate, "certificate", ours.ends_s)]
+        """Until when what is in the files can be used."""
+        if authorities:  # while one is replaced by another, the later one counts
+            last_s = max(ssl.cert_time_to_seconds(str(one["notAfter"])) for one in authorities)
+            self.ends.append(End(files.authority, "authority", last_s))
+        if list_ends_s is not None:
+            self.ends.append(End(files.revoked, "list of revoked certificates", list_ends_s))
 
     def dial(self) -> TlsSession:
         """The side of a connection that dialled."""
@@ -73,12 +119,20 @@ class Tls:
         """Refuse to be known by a host name that no peer would believe."""
         if not _names(host, self._ours):
             raise TlsUnusable(
-                self._files.certificate,
+                self.files.certificate,
                 what="certificate",
                 reason=f"it is {_said(self._ours)}, and others know us as {host}",
             )
 
-    def _names_of_ours(self) -> list[tuple[str, str]]:
+    def refusal(self, session: TlsSession, *, now_s: float) -> str | None:
+        """Why the other side of a connection that stands is not believed any more, if so."""
+        if session.ends_s <= now_s:
+            return "its certificate has expired"
+        if session.certificate in self._revoked:
+            return "its certificate was revoked"
+        return None
+
+    def _shake_own_hand(self) -> TlsSession:
         """Shake hands with ourselves: what a peer would refuse is refused here, and by name."""
         one, other, done = self.dial(), self.answer(), False
         try:
@@ -92,11 +146,21 @@ class Tls:
             if isinstance(cause, ssl.SSLCertVerificationError):
                 reason = cause.verify_message
             raise TlsUnusable(
-                self._files.certificate,
+                self.files.certificate,
                 what="certificate",
                 reason=f"every peer would refuse it: {reason}",
             ) from refused
-        return one.names()
+        return one
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """When a file can't be used any more."""
+
+    path: str
+    what: str
+    ends_s: float
+    """Seconds since 1970."""
 
 
 class TlsSession:
@@ -158,9 +222,24 @@ class TlsSession:
 
     def names(self) -> list[tuple[str, str]]:
         """What the other side's certificate is for."""
-        certificate = self._tls.getpeercert() or {}
-        found = cast("tuple[tuple[str, str], ...]", certificate.get("subjectAltName", ()))
-        return list(found)
+        certificate: Any = self._tls.getpeercert() or {}
+        return list(certificate.get("subjectAltName", ()))
+
+    @cached_property
+    def ends_s(self) -> float:
+        """When the other side's certificate ends: seconds since 1970. It has shaken hands."""
+        certificate: Any = self._tls.getpeercert()
+        return ssl.cert_time_to_seconds(certificate["notAfter"])
+
+    @cached_property
+    def certificate(self) -> CertificateId:
+        """By what the other side's certificate is known."""
+        return certificate_id(self._tls.getpeercert(binary_form=True) or b"")
+
+    @property
+    def shaken(self) -> bool:
+        """Whether the handshake is done."""
+        return self._shaken
 
     def refusal(self, host: str) -> str | None:
         """Why the other side can't be this host; None if it can."""
@@ -226,6 +305,13 @@ def _context(protocol: ssl._SSLMethod, files: TlsFiles) -> ssl.SSLContext:
         path=files.certificate,
         what="certificate",
     )
+    if os.path.exists(files.revoked):
+        _load(
+            lambda: context.load_verify_locations(cafile=files.revoked),
+            path=files.revoked,
+            what="list of revoked certificates",
+        )
+        context.verify_flags |= ssl.VerifyFlags.VERIFY_CRL_CHECK_LEAF
 
     def refuse_to_ask() -> NoReturn:
         raise TlsUnusable(files.key, what="key", reason="it is encrypted")
@@ -238,6 +324,31 @@ def _context(protocol: ssl._SSLMethod, files: TlsFiles) -> ssl.SSLContext:
     return context
 
 
+def _content(path: str, *, what: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise TlsUnusable(path, what=what, reason=error.strerror or str(error)) from error
+
+
+def _revoked(path: str) -> tuple[frozenset[CertificateId], int | None]:
+    """Which certificates are revoked, and until when that is known."""
+    if not os.path.exists(path):
+        return frozenset(), None
+    what = "list of revoked certificates"
+    try:
+        with open(path, "rb") as file:
+            found = revocation_lists(file.read())
+    except OSError as error:
+        raise TlsUnusable(path, what=what, reason=error.strerror or str(error)) from error
+    except NotDer as error:
+        raise TlsUnusable(path, what=what, reason=f"it holds no readable {what}") from error
+    ends = [one.ends_s for one in found if one.ends_s is not None]
+    revoked = frozenset(name for one in found for name in one.revoked)
+    return revoked, min(ends, default=None)
+
+
 def _load(load: Callable[[], None], *, path: str, what: str) -> None:
     try:
         with open(path, "rb"):  # OpenSSL does not say which file is missing
@@ -245,9 +356,8 @@ def _load(load: Callable[[], None], *, path: str, what: str) -> None:
         load()
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
-            reason = "it is not the key of our certificate"
-        else:
-            reason = f"it holds no readable {what} ({error.reason or error})"
+            raise KeyMismatch(path) from error
+        reason = f"it holds no readable {what} ({error.reason or error})"
         raise TlsUnusable(path, what=what, reason=reason) from error
     except OSError as error:
         raise TlsUnusable(path, what=what, reason=error.strerror or str(error)) from error

@@ -16,9 +16,10 @@ from lowmark.runtime.network import (
     NotAPeer,
     PeerLost,
     PeerMisbehaved,
+    PeerRefused,
     host_and_port,
 )
-from lowmark.runtime.tls import TlsSession, Untrusted
+from lowmark.runtime.tls import TLS_HANDSHAKE, Tls, TlsSession, Untrusted
 
 _UNSENT_BYTES = 256 << 10
 """The kernel takes no more than this before it can send it: what it has, nothing overtakes."""
@@ -113,6 +114,11 @@ class Wire(asyncio.BufferedProtocol):
         if not self._ended:
             self._owner.on_writable()
 
+    @property
+    def was_made(self) -> bool:
+        """Whether there was a connection at all."""
+        return self._transport is not None
+
     def has_ended(self) -> bool:
         """Whether it was cut."""
         return self._ended
@@ -132,6 +138,16 @@ class Wire(asyncio.BufferedProtocol):
     def refusal(self, address: str) -> str | None:
         """Why the other side can't be the one at this address; without TLS it always can."""
         del address
+        return None
+
+    @property
+    def is_secure(self) -> bool:
+        """Whether it has TLS, and both sides have proved who they are."""
+        return False
+
+    def refused_now(self, tls: Tls, *, now_s: float) -> str | None:
+        """Why the other side, which was believed, is not any more; without TLS it always is."""
+        del tls, now_s
         return None
 
     def pass_on(self) -> None:
@@ -192,18 +208,39 @@ class TlsWire(Wire):
         limits: NetworkLimits,
         session: TlsSession,
         scratch: memoryview,
+        may_be_plain: bool = False,
     ) -> None:
+        """`may_be_plain`: one that dials may say by its first byte that it speaks no TLS."""
         super().__init__(owner, peer=peer, limits=limits)
         self._session = session
         self._scratch = scratch  # all wires share it: it is empty again before the next one reads
         self._is_secure = False
+        self._may_be_plain = may_be_plain
+        self._is_plain = False
+        self._heard = False
+
+    @property
+    def is_secure(self) -> bool:
+        return self._is_secure
+
+    @property
+    def heard_nothing(self) -> bool:
+        """Whether the other side has not said a byte: so does one without TLS that hangs up."""
+        return not self._heard
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        del sizehint
-        return self._scratch
+        return super().get_buffer(sizehint) if self._is_plain else self._scratch
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._ended:
+            return
+        if self._may_be_plain and not self._heard and self._scratch[0] != TLS_HANDSHAKE:
+            self._heard = self._is_plain = True
+            self._read_plain(self._scratch[:nbytes])
+            return
+        self._heard = True
+        if self._is_plain:
+            super().buffer_updated(nbytes)
             return
         self._session.received(self._scratch[:nbytes])
         try:
@@ -212,11 +249,11 @@ class TlsWire(Wire):
         except Untrusted as untrusted:
             # Whoever is refused is told why, if it understands; then it is cut off.
             self._send(self._session.to_send())
-            error = PeerMisbehaved if self._reader.greeted else NotAPeer
+            error = PeerMisbehaved if self._reader.greeted else PeerRefused
             self.end(error(self.peer, reason=untrusted.reason))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._is_secure:
+        if self._is_secure or self._is_plain:
             super().connection_lost(exc)
         else:
             why = str(exc) if exc else "the other side closed it"
@@ -224,14 +261,19 @@ class TlsWire(Wire):
 
     def write(self, data: Buffer) -> None:
         if not self._ended:
-            self._send(self._session.write(data))
+            self._send(data if self._is_plain else self._session.write(data))
 
     def refusal(self, address: str) -> str | None:
+        if self._is_plain:
+            return None  # it is believed, as without TLS
         try:
             host, _ = host_and_port(address)
         except AddressUnusable:
             return "that is no address"
         return self._session.refusal(host)
+
+    def refused_now(self, tls: Tls, *, now_s: float) -> str | None:
+        return tls.refusal(self._session, now_s=now_s) if self._is_secure else None
 
     def _start(self) -> None:
         self._shakes_hands()
@@ -243,6 +285,15 @@ class TlsWire(Wire):
             if self._is_secure:
                 self._owner.on_ready(self)
         return self._is_secure
+
+    def _read_plain(self, data: memoryview) -> None:
+        """What came before it was known that it is plain; the rest comes without a copy."""
+        while data and not self.has_ended():
+            room = self._reader.room()
+            count = min(len(room), len(data))
+            room[:count] = data[:count]
+            data = data[count:]
+            super().buffer_updated(count)
 
     def _read_all(self) -> None:
         """Nothing stays behind in the session: when reading is paused, nobody would fetch it."""

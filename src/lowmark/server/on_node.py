@@ -69,7 +69,7 @@ def _attach(node: Node, data: str, loop: threading.Thread, limits: Limits | None
         database = Database(backend)
         node.server.data = Endpoint(database, node.server, limits=limits, on_held=note.held)
         backend.on_close(Adopter(backend).close)
-        note.answers_at(node.place.here)
+        note.answers_at(node.address_here)
     except BaseException:
         backend.close()  # the next attempt makes its own
         raise
