@@ -77,8 +77,8 @@ sim: $(READY) ## Many simulated worlds; SEED=17 replays one, LOWMARK_SIM_SEEDS=9
 
 .PHONY: torture
 torture: MINUTES ?= 10
-torture: bytecode ## Three nodes, killed, cut off and suspended for MINUTES=10; HISTORY=DIR keeps what clients did
-	PYTHONPATH=tests $(PY) -m torture.run --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(HISTORY),--history "$(HISTORY)")
+torture: bytecode ## Three nodes, killed, cut off and suspended for MINUTES=10; HISTORY=DIR keeps what clients did, HOSTS=1 has hosts
+	PYTHONPATH=tests $(PY) -m torture.run --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(HISTORY),--history "$(HISTORY)") $(if $(HOSTS),--hosts)
 
 .PHONY: golden
 golden: $(READY) ## Write what the code prints now into tests/scenarios; read the difference, then commit

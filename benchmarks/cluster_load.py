@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.cluster_sizes import ClusterSizes
 from benchmarks.figure import Compared, Figure, Pair, Round, Side, Target, rates, ratio
 from benchmarks.runner import Bench, Plan, Turn, measures
-from benchmarks.served import ServedCluster
+from benchmarks.served import ON_LOOPBACK, ServedCluster, where
 from benchmarks.server_figures import Fleet, leave, reach
 from benchmarks.server_wire import Append, Done, Pace, Reach, Read, Work, done_by
 from benchmarks.table_workload import BATCH_ROWS, PARTITIONS
@@ -32,13 +32,21 @@ SMALL_ROWS = 1_000
 TIMEOUT_MS = GroupConfig().election_ms
 MS = 1_000_000
 """In nanoseconds."""
-NODES = (
-    "nodes as `lowmark serve` runs them, with its default settings, in processes of their own, TCP"
-    f" on loopback, all on one disk; {PARTITIONS} partitions"
-)
+
+
+def served_by(network: str) -> str:
+    """What nodes are, in words."""
+    return (
+        "nodes as `lowmark serve` runs them, with its default settings, in processes of their own,"
+        f" {network}, all on one disk; {PARTITIONS} partitions"
+    )
+
+
+NODES = served_by(ON_LOOPBACK)
 
 REPLICATED = Figure("replicated_append", Target(0.25), "rows/s")
 FAILOVER = Figure("failover_gap_in_timeouts", Target(4.0, at_least=False), "ms")
+CATCH_UP = Figure("catch_up", Target(1.0), "rows/s")
 ONE_DOWN = Figure("p99_one_node_down", Target(2.0, at_least=False), "ms")
 
 
@@ -112,7 +120,7 @@ class Load:
         return max(self.cluster.names, key=lambda name: leads.count(self.cluster.numbers[name]))
 
 
-@measures(REPLICATED, FAILOVER, ONE_DOWN, runs="kills", warm_up=False)
+@measures(REPLICATED, FAILOVER, ONE_DOWN, CATCH_UP, runs="kills", warm_up=False)
 def under_load(bench: Bench[ClusterSizes]) -> Iterator[Plan]:
     """Appends to three nodes and to one; then one of the three is killed under way."""
     sizes = bench.sizes
@@ -176,9 +184,15 @@ def _kill(load: Load, sizes: ClusterSizes) -> Turn:
             during = load.pace(batches, seconds, kill)
             down = load.pace(batches)
         load.cluster.start(killed)
+        began = time.perf_counter()
         load.cluster.until(load.all_copies_level, f"{killed} has caught up")
+        took = time.perf_counter() - began
         before, after = longest_gaps_ms(during, killed_ns)
+        since = sum(heard > killed_ns for one in during for _, heard in one.acks)
+        rows = sum(one.amount for one in down)
         return {
+            "missed": Side(rows, seconds_of(down)),
+            "caught up": Side(rows + since * SMALL_ROWS, took),
             "gap": Side(after),
             "gap before": Side(before),
             "up": Side(p99_ms(up)),
@@ -189,19 +203,20 @@ def _kill(load: Load, sizes: ClusterSizes) -> Turn:
 
 
 def _compared(sizes: ClusterSizes) -> dict[str, Compared]:
+    nodes = served_by(where())
     clients = (
         f"clients: {sizes.clients} processes, spread over the nodes; window: 1 append each, by a"
         " numbered producer"
     )
     small = (
-        f"deployment: three {NODES}; batch: {SMALL_ROWS:,} rows of 100 bytes as Arrow; {clients}"
+        f"deployment: three {nodes}; batch: {SMALL_ROWS:,} rows of 100 bytes as Arrow; {clients}"
     )
     return {
         REPLICATED.name: Compared(
             rates(REPLICATED, "three", "one"),
             f"{sizes.clients * sizes.load_batches} batches, each durable at two of three nodes"
             " before it is acknowledged, until all three have all rows; deployment: three"
-            f" {NODES}; batch: {BATCH_ROWS:,} rows of 100 bytes as Arrow; {clients}; peer: the same"
+            f" {nodes}; batch: {BATCH_ROWS:,} rows of 100 bytes as Arrow; {clients}; peer: the same"
             " clients append as much to a cluster of one node; both clusters stay up, and rest when"
             " it is not their turn",
         ),
@@ -225,7 +240,18 @@ def _compared(sizes: ClusterSizes) -> dict[str, Compared]:
             " clients have gone on at another one; peer: of as many before, with all three;"
             f" {sizes.kills} times; {small}; 'ours' and 'peer' are in ms",
         ),
+        CATCH_UP.name: Compared(
+            rates(CATCH_UP, "caught up", "missed"),
+            "a node that was killed is started, and gets the rows that it has missed, from when it"
+            " says that it is ready until all its copies have them; peer: the rate at which"
+            f" clients have appended them without it; {sizes.kills} times; {small}",
+        ),
     }
+
+
+def seconds_of(done: Sequence[Done]) -> float:
+    """From the first beginning to the last end."""
+    return (max(one.ended_ns for one in done) - min(one.began_ns for one in done)) / 1e9
 
 
 def longest_gaps_ms(done: Sequence[Done], killed_ns: int) -> tuple[float, float]:

@@ -32,6 +32,8 @@ class ClusterSizes:
     """Clients append for so long; the leader is killed in the middle of it."""
     paced_batches: int
     """Of 1,000 rows, by each client, with all nodes and with one killed."""
+    delay_ms: float | None = None
+    """Each node is in a host of its own, and what leaves it arrives so much later."""
 
     @classmethod
     def full(cls) -> Self:

@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,6 +49,19 @@ Folder = Annotated[
 ]
 Tiny = Annotated[bool, typer.Option("--tiny", hidden=True)]
 Quick = Annotated[bool, typer.Option("--quick", help="Less data, or fewer rounds.")]
+
+Hosts = Annotated[
+    float | None,
+    typer.Option(
+        "--hosts",
+        metavar="MS",
+        help="Have each node in a host of its own (a network namespace: this takes root), and what"
+        " leaves it arrive so much later.",
+        show_default="all on loopback",
+    ),
+]
+BETWEEN_HOSTS = {"cluster"}
+DELAY_MS_MAX = 1_000
 
 COMMANDS = {
     "log": (40, "the log: appends, opening, compaction, memory.", ""),
@@ -108,20 +122,67 @@ def _command(name: str) -> Callable[..., None]:
         folder: Folder = None,
         tiny: Tiny = False,
     ) -> None:
+        _run(name, as_json=as_json, quick=quick, only=only, folder=folder, tiny=tiny)
+
+    def run_in_hosts(
+        as_json: Json = False,
+        quick: Quick = False,
+        only: Only = None,
+        folder: Folder = None,
+        hosts: Hosts = None,
+        tiny: Tiny = False,
+    ) -> None:
+        _run(name, as_json=as_json, quick=quick, only=only, folder=folder, tiny=tiny, hosts=hosts)
+
+    return run_in_hosts if name in BETWEEN_HOSTS else run
+
+
+def _run(
+    name: str,
+    *,
+    as_json: bool,
+    quick: bool,
+    only: list[str] | None,
+    folder: Path | None,
+    tiny: bool,
+    hosts: float | None = None,
+) -> None:
+    with contextlib.ExitStack() as ends:
+        if hosts is not None:  # before anything starts a thread
+            ends.enter_context(_between_hosts(hosts))
+        from benchmarks.cluster_sizes import ClusterSizes  # noqa: PLC0415
         from benchmarks.suites import SUITES  # noqa: PLC0415
 
         suite = SUITES[name]
         pick = suite.sizes
         sizes = pick.tiny() if tiny else pick.quick() if quick else pick.full()
+        if hosts is not None:
+            assert isinstance(sizes, ClusterSizes)
+            sizes = replace(sizes, delay_ms=hosts)
         with _measured_in(folder, only, suite.figures, sizes.space_needed_bytes) as root:
             report = suite.run(root, sizes, only=only or (), say=_say)
-        _say("")
-        if as_json:
-            show_json(report.as_json())
-        else:
-            _show(report)
+    _say("")
+    if as_json:
+        show_json(report.as_json())
+    else:
+        _show(report)
 
-    return run
+
+@contextlib.contextmanager
+def _between_hosts(delay_ms: float) -> Iterator[None]:
+    from clusters.places import in_hosts  # noqa: PLC0415
+    from hosts.hosts import why_none  # noqa: PLC0415
+
+    with wrong_use():
+        if not 0 <= delay_ms <= DELAY_MS_MAX:
+            raise Rejected(f"{delay_ms:g} ms is no delay", hint=f"Give 0 to {DELAY_MS_MAX} ms.")
+        if why_none():
+            raise Rejected(f"no hosts can be made here: {why_none()}")
+    with (
+        tempfile.TemporaryDirectory(prefix="lowmark-hosts-") as folder,
+        in_hosts(Path(folder), delay_ms=delay_ms),
+    ):
+        yield
 
 
 def _help(seconds: int, what: str, needs: str) -> str:

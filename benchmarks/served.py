@@ -1,20 +1,25 @@
-"""Three nodes as people run them: processes of `lowmark serve` on this machine."""
+"""Three nodes as people run them: processes of `lowmark serve` on this machine.
+
+They are on loopback, or each is in a host of its own.
+"""
 
 from __future__ import annotations
 
 import signal
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
-from clusters.ports import free_ports
-from clusters.processes import Child, Children
+from clusters.places import Place, places, world
+from clusters.processes import Child, Children, own_path
 from lowmark.errors import LowmarkError, invariant
 from lowmark.node import NodeClient, Status
 from lowmark.node.messages import GroupRow
 
 DEADLINE_S = 300.0
+ON_LOOPBACK = "TCP on loopback"
 PARTITIONS = 8
 """Of a table."""
 TABLES_AT_ONCE = 100
@@ -26,6 +31,17 @@ POLL_PAUSE = 2.0
 """How long to wait between two questions, in times of what the last one took."""
 
 
+def where() -> str:
+    """How nodes and clients reach each other, in words."""
+    found = world()
+    if found is None:
+        return ON_LOOPBACK
+    return (
+        "TCP between hosts on one machine, network namespaces at a bridge; what leaves a node"
+        f" arrives {found.delay_ms:g} ms later"
+    )
+
+
 class ServedCluster:
     """Nodes n1, n2, n3: started inside the `with`, gone after it."""
 
@@ -34,30 +50,33 @@ class ServedCluster:
         self._children = Children(folder)
         self._lives: dict[str, int] = {}
         self.names = [f"n{number}" for number in range(1, nodes + 1)]
-        # Ports that no other process is given while a node is down, and starts again there.
-        ports = [f"127.0.0.1:{port}" for port in free_ports(2 * nodes)]
-        self._listens = dict(zip(self.names, ports[:nodes], strict=True))
-        self._peers = dict(zip(self.names, ports[nodes:], strict=True))
+        self._places: dict[str, Place] = {}
+        self._ends = ExitStack()
         self.nodes: dict[str, Child] = {}
         """Those that are up."""
         self.numbers: dict[str, int] = {}
 
     def __enter__(self) -> Self:
         try:
+            folders = [self._folder / name for name in self.names]
+            # Where no other process is while a node is down, and starts again there.
+            found = self._ends.enter_context(places(folders))
+            self._places = dict(zip(self.names, found, strict=True))
             first, *others = self.names
             self.start(first)
             for name in others:
-                self.launch(name, join=self._listens[first])
+                self.launch(name, join=self.endpoint(first))
             for name in others:
                 self.wait_ready(name)
             self.until(self._all_in, "all nodes are in")
         except BaseException:
-            self._children.kill_all()
+            self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
         self._children.kill_all()
+        self._ends.close()
 
     # -- nodes ----------------------------------------------------------------------------------
 
@@ -69,10 +88,17 @@ class ServedCluster:
     def launch(self, name: str, *, join: str = "") -> None:
         """The same, without waiting until it is ready."""
         life = self._lives[name] = self._lives.get(name, 0) + 1
-        words = ["serve", "--data", str(self._folder / name), "--name", name]
-        words += ["--listen", self._listens[name], "--peers", self._peers[name]]
+        place = self._places[name]
+        words = ["serve", "--data", str(self._folder / name), "--name", name, *place.options]
+        words += ["--listen", place.listen, "--peers", place.peers]
         self.nodes[name] = self._children.start(
-            "lowmark", *words, "--json", *(["--join", join] if join else []), name=f"{name}-{life}"
+            "lowmark",
+            *words,
+            "--json",
+            *(["--join", join] if join else []),
+            name=f"{name}-{life}",
+            env=own_path() | place.environment,
+            within=place.command,
         )
 
     def wait_ready(self, name: str) -> None:
@@ -93,11 +119,11 @@ class ServedCluster:
 
     def client(self, name: str) -> NodeClient:
         """To ask a node."""
-        return NodeClient(self._listens[name])
+        return NodeClient(self.endpoint(name))
 
     def endpoint(self, name: str) -> str:
         """Where clients reach a node."""
-        return self._listens[name]
+        return self._places[name].listen
 
     def _all_in(self) -> bool:
         status = self.status(self.names[0])

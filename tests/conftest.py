@@ -11,6 +11,10 @@ And disks: tests sync thousands of times, so their directories are in memory whe
 for them, and go when their test has passed. `LOWMARK_TESTS_ON=disk` (as in `make test-all`) has
 them on the disk.
 
+And hosts: with `--hosts`, the nodes of a test are each in a host of their own, and the process of
+the tests is in one, too (`clusters/places.py`). A test that is marked `hosts` is made by such a run
+where hosts can be made, and where they can't, here.
+
 And bytecode: pytest rewrites each test file before it compiles it, 15 seconds of processor time in
 every worker. What it made is kept, also where the environment forbids Python to write bytecode.
 """
@@ -20,12 +24,18 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from clusters.places import in_hosts, world
+from hosts.between import passes_between_hosts
+from hosts.hosts import why_none
 from running import Runner, group_of, longest_first, shared_in_module
 from walls import STEP_MS, by_steps, wall_clock
 
@@ -82,6 +92,39 @@ def pytest_xdist_auto_num_workers() -> int:
     return cores + cores // 2
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Where the nodes of tests are."""
+    add = parser.getgroup("lowmark").addoption
+    add("--hosts", action="store_true", help="have each node in a host of its own")
+    add("--store", action="store_true", help="with --hosts: have ledgers in an object store")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_cmdline_main(config: pytest.Config) -> Iterator[None]:
+    """Go into a host before there is a second thread, and stay there."""
+    if not config.option.hosts or getattr(config.option, "numprocesses", None):
+        return (yield)  # with several processes, each that runs tests comes here by itself
+    if why_none():
+        raise pytest.UsageError(f"no hosts: {why_none()}")
+    with (
+        tempfile.TemporaryDirectory(prefix="lowmark-hosts-") as folder,
+        in_hosts(Path(folder), store=config.option.store),
+    ):
+        return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Have a test between hosts made by a process that goes into one."""
+    if pyfuncitem.get_closest_marker("hosts") is None or world() is not None or why_none():
+        return None
+    name = f"{pyfuncitem.path}::{pyfuncitem.originalname}"
+    folder = pyfuncitem.funcargs["tmp_path"]
+    assert isinstance(folder, Path)
+    passes_between_hosts(folder, name)
+    return True
+
+
 @pytest.hookimpl(trylast=True)  # the terminal comes first
 def pytest_configure(config: pytest.Config) -> None:
     """A run by several processes shows lines, not a letter for each of ten thousand tests; with
@@ -116,8 +159,9 @@ def clock_by_steps() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def shared() -> Iterator[SparkRunner]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkRunner]:
     """One Spark session for all tests that need one, on two cores: it takes seconds to start.
+    With `--hosts`, its master and its workers are in hosts of their own.
 
     A test that asks for it is of the group `spark`, so that one process has it. It is also the
     session that `SparkSession.builder.getOrCreate()` gives.
@@ -125,9 +169,15 @@ def shared() -> Iterator[SparkRunner]:
     from lowmark.spark import SparkRunner, open_session  # noqa: PLC0415
     from lowmark.spark.archive import SWITCH  # noqa: PLC0415
     from spark.jobs import ON_WORKERS  # noqa: PLC0415
+    from spark.standalone import standalone  # noqa: PLC0415
 
-    with pytest.MonkeyPatch.context() as patched:
+    with ExitStack() as ends:
+        patched = ends.enter_context(pytest.MonkeyPatch.context())
         patched.setenv(SWITCH, "off")  # a test leaves nothing in the user's cache
-        runner = SparkRunner(open_session("local[2]", config=ON_WORKERS), owns=True)
-    yield runner
-    runner.close()
+        master, config = "local[2]", ON_WORKERS
+        if world() is not None:
+            cluster = ends.enter_context(standalone(tmp_path_factory.mktemp("spark")))
+            master, config = cluster.master, {**ON_WORKERS, **cluster.config}
+        runner = SparkRunner(open_session(master, config=config), owns=True)
+        ends.callback(runner.close)
+        yield runner

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from benchmarks.cluster_load import longest_gaps_ms, p99_ms
 from benchmarks.cluster_sizes import ClusterSizes
 from benchmarks.server_client import Client
 from benchmarks.server_wire import Done, Pace, Reach, Read
 from benchmarks.table_workload import BATCH_ROWS
+from hosts.hosts import why_none
+from lowmark.cli.app import app
 
 MS = 1_000_000
 
@@ -88,3 +94,33 @@ def test_a_leader_is_killed_as_often_as_the_target_says() -> None:
         assert sizes.clients == 4
         # with fewer, the slowest in a hundred would be the slowest of all
         assert sizes.clients * sizes.paced_batches > 100
+
+
+# -- between hosts ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delay", ["-1", "5000"])
+def test_what_is_no_delay_between_hosts_is_refused(here: Path, delay: str) -> None:
+    found = CliRunner().invoke(app, ["bench", "cluster", "--hosts", delay, "--dir", str(here)])
+    assert found.exit_code == 2
+    assert "is no delay" in found.output
+
+
+@pytest.mark.slow
+@pytest.mark.release  # on loopback a suite is measured in `test_suites`
+def test_appends_are_measured_between_hosts(here: Path) -> None:
+    if why_none():
+        pytest.skip(f"no hosts: {why_none()}")
+    figures = ("replicated_append", "failover_gap_in_timeouts", "catch_up")
+    words = ["bench", "cluster", "--json", "--tiny", "--dir", str(here), "--hosts", "20"]
+    words += [word for one in figures for word in ("--only", one)]
+    found = subprocess.run(
+        [sys.executable, "-m", "lowmark", *words], capture_output=True, text=True, check=True
+    )
+    report = json.loads(found.stdout)
+    assert report["settings"]["delay_ms"] == 20
+    assert all(report[one] > 0 for one in figures)
+    assert "arrives 20 ms later" in report["details"]["catch_up"]["notes"]
+    # and the slowest append of those before took at least the way there and back, and the nodes'
+    assert report["details"]["failover_gap_in_timeouts"]["peer"] > 40
+    assert list(here.iterdir()) == []

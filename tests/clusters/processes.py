@@ -87,10 +87,13 @@ class Children:
         name: str,
         env: Mapping[str, str] | None = None,
         python: str = sys.executable,
+        within: Callable[[Sequence[str]], Sequence[str]] = list,
     ) -> Child:
-        """Start `python -m module`, which makes itself a `Parent` to talk to."""
-        env = _own_path() if env is None else env
-        return self._add(Child, [python, "-m", module, *args], name=name, env=env)
+        """Start `python -m module`, which makes itself a `Parent` to talk to; as the command that
+        `within` makes of it.
+        """
+        env = own_path() if env is None else env
+        return self._add(Child, within([python, "-m", module, *args]), name=name, env=env)
 
     def start_program(
         self, command: Sequence[str], *, name: str, env: Mapping[str, str] | None = None
@@ -377,7 +380,7 @@ class Parent:
         self._over = not got
 
 
-def _own_path() -> dict[str, str]:
+def own_path() -> dict[str, str]:
     """Our environment, in which a child finds every module that we find."""
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 

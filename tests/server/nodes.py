@@ -1,4 +1,7 @@
-"""A cluster of nodes, each a process of its own, by the command; to be killed, paused, started."""
+"""A cluster of nodes, each a process of its own, by the command; to be killed, paused, started.
+
+They are on loopback, or between hosts (`pytest --hosts`).
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,12 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
 import lowmark
-from clusters.ports import free_ports
+from clusters.places import places
 from eventually import suspend
 from lowmark.client import Database, Table
 
@@ -36,16 +40,20 @@ class Nodes:
         """With these settings in the environment, besides `SETTINGS`; the first are started."""
         self._path = path
         self._settings = SETTINGS | settings
-        ports = free_ports(2 * count)
-        self._listen = [f"127.0.0.1:{port}" for port in ports[:count]]
-        self._peers = [f"127.0.0.1:{port}" for port in ports[count:]]
+        self._ends = ExitStack()
+        folders = [path / f"n{number}" for number in range(count)]
+        self.places = self._ends.enter_context(places(folders))
         self._processes: dict[int, subprocess.Popen[str]] = {}
         self.more: dict[int, list[str]] = {}
         """Options of nodes besides these."""
         self.ca: str | None = None
         """Whom clients believe, if nodes speak TLS."""
-        for number in range(count if started is None else started):
-            self.start(number, join=number > 0)
+        try:
+            for number in range(count if started is None else started):
+                self.start(number, join=number > 0)
+        except BaseException:
+            self.__exit__()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -53,6 +61,7 @@ class Nodes:
     def __exit__(self, *_: object) -> None:
         for number in list(self._processes):
             self.kill(number)
+        self._ends.close()
 
     @property
     def up(self) -> list[int]:
@@ -60,22 +69,24 @@ class Nodes:
 
     def start(self, number: int, *, join: bool = False, by: int = 0) -> None:
         """With `join`, by way of another node, the first one unless told otherwise."""
-        words = ["serve", "--data", str(self._path / f"n{number}"), "--json"]
-        if not (self._path / f"n{number}").exists():  # else it has its name
+        place, data = self.places[number], self._path / f"n{number}"
+        words = ["serve", "--data", str(data), "--json", *place.options]
+        if not data.exists() or not any(data.iterdir()):  # else it has its name
             words += ["--name", f"n{number}"]
-        words += ["--listen", self._listen[number], "--peers", self._peers[number]]
-        words += ["--join", self._listen[by]] if join else []
+        words += ["--listen", place.listen, "--peers", place.peers]
+        words += ["--join", self.address(by)] if join else []
         words += self.more.get(number, [])
+        words += self.options(join=join)
         with (self._path / f"n{number}.stderr").open("ab") as said:
             process = subprocess.Popen(
-                [sys.executable, "-m", "lowmark", *words, *self.options(join=join)],
-                env=os.environ | self._settings,
+                place.command([sys.executable, "-m", "lowmark", *words]),
+                env=os.environ | place.environment | self._settings,
                 stdout=subprocess.PIPE,
                 stderr=said,
                 text=True,
             )
         self._processes[number] = process
-        assert json.loads(self.line(number))["listen"] == self._listen[number]
+        assert json.loads(self.line(number))["listen"] == place.listen
 
     def options(self, *, join: bool) -> list[str]:
         """What else the command says."""
@@ -115,18 +126,18 @@ class Nodes:
         return self._processes[number].pid
 
     def address(self, number: int) -> str:
-        return self._listen[number]
+        return self.places[number].listen
 
     def connect(self, number: int) -> Database:
         scheme = "lowmark+tls://" if self.ca is not None else ""
-        return lowmark.connect(f"{scheme}{self._listen[number]}", ca=self.ca, timeout_s=START_S)
+        return lowmark.connect(f"{scheme}{self.address(number)}", ca=self.ca, timeout_s=START_S)
 
     def open(self, number: int) -> Database:
         """As a guest, by the directory of a node."""
         return lowmark.open(self._path / f"n{number}")
 
     def number_of(self, address: str) -> int:
-        return self._listen.index(address)
+        return [place.listen for place in self.places].index(address)
 
 
 def table_of(db: Database, name: str, *, replicas: int, partitions: int = 8) -> Table:

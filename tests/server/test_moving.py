@@ -208,6 +208,7 @@ def test_rows_go_on_while_nodes_come_and_go(tmp_path: Path) -> None:
             db.close()
 
 
+@pytest.mark.hosts
 def test_replicas_are_added_and_taken_away_under_load(tmp_path: Path) -> None:
     with Nodes(tmp_path, 3) as nodes:
         db = nodes.connect(0)

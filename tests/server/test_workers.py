@@ -5,24 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
 import pytest
 
+from clusters.places import places
 from eventually import eventually
 from lowmark.client import Table
 from server.nodes import Nodes, table_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("workers")]
-
-
-@pytest.fixture
-def nodes(tmp_path: Path) -> Iterator[Nodes]:
-    # Of its own: where a node was killed, the low watermark waits for the readers that it had.
-    with Nodes(tmp_path, 3) as nodes:
-        yield nodes
 
 
 def compactable(table: Table) -> None:
@@ -33,12 +27,16 @@ def compactable(table: Table) -> None:
 
 
 class Worker:
-    """`lowmark worker` in a process of its own, and what it says."""
+    """`lowmark worker` in a process of its own, and what it says. Between hosts it has one of its
+    own, too: it sees no node's segments.
+    """
 
     def __init__(self, nodes: Nodes, number: int, *more: str) -> None:
         words = ["worker", "--node", nodes.address(number), "--engine", "local", "--json"]
+        self._ends = ExitStack()
+        (place,) = self._ends.enter_context(places([nodes._path / f"worker-{number}"]))
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "lowmark", *words, "--lease", "1", *more],
+            place.command([sys.executable, "-m", "lowmark", *words, "--lease", "1", *more]),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -57,10 +55,13 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self.process.kill()
         self.process.communicate()
+        self._ends.close()
 
 
-def test_the_run_of_a_worker_that_is_killed_is_made_by_another_one(nodes: Nodes) -> None:
-    with nodes.connect(0) as db:
+@pytest.mark.hosts
+def test_the_run_of_a_worker_that_is_killed_is_made_by_another_one(tmp_path: Path) -> None:
+    # Nodes of its own: where one was killed, the low watermark waits for the readers that it had.
+    with Nodes(tmp_path, 3) as nodes, nodes.connect(0) as db:
         # given a table that is compacted by itself, and a worker that takes long
         table = table_of(db, "worked", replicas=3, partitions=2)
         for status in ("new", "paid"):

@@ -1,10 +1,11 @@
 """A Spark cluster of real processes on this machine: a master and its workers.
 
 They are started from the installed PySpark, listen on loopback, at ports that the system chooses,
-and are gone when the context ends, however it ends.
+and are gone when the context ends, however it ends. With `pytest --hosts`, each is in a host of its
+own, and sees no other file of the tests.
 
     with standalone(folder, workers=2) as cluster:
-        open_session(cluster.master)
+        open_session(cluster.master, config=cluster.config)
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from clusters.places import world
 from eventually import eventually
+from hosts.hosts import Host
 from lowmark.spark.java import spark_home
 from spark.processes import below, command, is_alive
 
@@ -34,6 +37,8 @@ class Standalone:
 
     master: str
     processes: tuple[subprocess.Popen[bytes], ...]
+    config: dict[str, str] = field(default_factory=dict)
+    """Of a session of this process: where executors reach it, if they are in other hosts."""
 
     def everybody(self) -> list[int]:
         """All its processes, executors and their Python included."""
@@ -59,16 +64,26 @@ def standalone(
     attempt at the host of the first one.
     """
     started: list[tuple[subprocess.Popen[bytes], Path]] = []
+    ends, found = ExitStack(), world()
 
-    def start(name: str, *arguments: str) -> Path:
+    def place(name: str) -> tuple[Host | None, Path]:
+        if found is None:
+            return None, folder
+        (folder / name).mkdir()
+        host = found.hosts.add(folder=folder / name, hidden=folder.parent)
+        ends.callback(found.hosts.remove, host)
+        return host, folder / name
+
+    def start(name: str, arguments: Sequence[str], host: Host | None, home: Path) -> Path:
         said = folder / f"{name}.log"
+        words = [str(spark_home() / "bin" / "spark-class"), *arguments]
         with said.open("wb") as log:
             process = subprocess.Popen(
-                [str(spark_home() / "bin" / "spark-class"), *arguments],
+                words if host is None else host.command(words),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=_environment(folder),
+                env=_environment(home, "127.0.0.1" if host is None else host.address),
                 start_new_session=True,
             )
         started.append((process, said))
@@ -83,32 +98,42 @@ def standalone(
         eventually(there, deadline_s=READY_S)
 
     try:
-        said = start("master", "org.apache.spark.deploy.master.Master", *_AT, "--port", "0")
+        host, home = place("master")
+        at = "127.0.0.1" if host is None else host.address
+        words = ["org.apache.spark.deploy.master.Master", "--host", at, "--webui-port", "0"]
+        said = start("master", [*words, "--port", "0"], host, home)
         wait_for("Starting Spark master at", said)
-        found = _MASTER.search(said.read_text())
-        assert found is not None
+        address = _MASTER.search(said.read_text())
+        assert address is not None
         for number in range(workers):
-            start(
-                f"worker-{number}",
-                "org.apache.spark.deploy.worker.Worker",
-                *("--host", f"127.0.0.{1 + number if apart else 1}", "--webui-port", "0"),
-                *("--port", "0", "--cores", str(cores), "--memory", "1g"),
-                *("--work-dir", str(folder / f"work-{number}"), found.group(1)),
-            )
+            host, home = place(f"worker-{number}")
+            at = f"127.0.0.{1 + number if apart else 1}" if host is None else host.address
+            words = ["org.apache.spark.deploy.worker.Worker", "--host", at, "--webui-port", "0"]
+            words += ["--port", "0", "--cores", str(cores), "--memory", "1g"]
+            words += ["--work-dir", str(home / f"work-{number}"), address.group(1)]
+            start(f"worker-{number}", words, host, home)
         for _, log in started[1:]:
             wait_for("Successfully registered with master", log)
-        yield Standalone(master=found.group(1), processes=tuple(process for process, _ in started))
+        yield Standalone(
+            master=address.group(1),
+            processes=tuple(process for process, _ in started),
+            config={} if found is None else _reached_at(found.here),
+        )
     finally:
         _end([process for process, _ in started])
+        ends.close()
 
 
 _QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-_AT = ("--host", "127.0.0.1", "--webui-port", "0")
 
 
-def _environment(folder: Path) -> dict[str, str]:
+def _reached_at(host: Host) -> dict[str, str]:
+    return {"spark.driver.host": host.address, "spark.driver.bindAddress": host.address}
+
+
+def _environment(folder: Path, address: str) -> dict[str, str]:
     return os.environ | {
-        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_LOCAL_IP": address,
         "SPARK_LOCAL_DIRS": str(folder),
         "SPARK_LOG_DIR": str(folder),
         "SPARK_DAEMON_MEMORY": "256m",

@@ -1,4 +1,7 @@
-"""Three nodes, each a process; killed, suspended, cut off, their disk filled, their clock put."""
+"""Three nodes, each a process; killed, suspended, cut off, their disk filled, their clock put.
+
+They are on loopback, with proxies between them, or each is in a host of its own.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,17 @@ import struct
 import subprocess
 import sys
 from collections.abc import Collection
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Self
 
-from clusters.ports import free_ports
+from clusters.places import Place, places, world
 from clusters.processes import Children, Program
-from lowmark.errors import LowmarkError
+from lowmark.errors import LowmarkError, invariant
 from lowmark.node import NodeClient
-from torture.cutting import Cutting, Way
+from torture.cutting import Cutting, CuttingHosts, Way
 from torture.history import NEMESIS, Recorder
 
 START_S = 90.0
@@ -48,14 +52,15 @@ class Cluster:
     def __init__(self, folder: Path, children: Children, recorder: Recorder, count: int = 3):
         self.folder = folder
         self.numbers = range(count)
-        ports = free_ports(2 * count)
-        self.addresses = [f"127.0.0.1:{port}" for port in ports[:count]]
-        self._peers = {n: f"127.0.0.1:{ports[count + n]}" for n in self.numbers}
+        self.addresses: list[str] = []
+        self._places: list[Place] = []
         self._children = children
         self._recorder = recorder
         self._states = [_State() for _ in self.numbers]
         self._cuts: set[Way] = set()
-        self._cutting = Cutting(self._peers)
+        self._cutting: Cutting | CuttingHosts
+        self._ends = ExitStack()
+        self._lossy = False
         self._had_majority = False
         self.counts: dict[str, int] = {}
         self.problems: list[str] = []
@@ -64,12 +69,22 @@ class Cluster:
         self.has_small_disk = False
 
     def __enter__(self) -> Self:
-        self._cutting.__enter__()
         self.has_small_disk = self._mount()
+        self._control.mkdir()
+        homes = [self._home(number) for number in self.numbers]
+        self._places = self._ends.enter_context(places(homes, shared=[self._control]))
+        self.addresses = [place.listen for place in self._places]
+        hosts = [place.host for place in self._places if place.host is not None]
+        found = world()
+        if found is not None:
+            self._cutting = CuttingHosts(found, hosts)
+        else:
+            self._cutting = Cutting({n: place.peers for n, place in enumerate(self._places)})
+        self._ends.enter_context(self._cutting)
         for number in self.numbers:
-            (self.folder / f"clock-{number}").write_bytes(bytes(8))
+            (self._control / f"clock-{number}").write_bytes(bytes(8))
             routes = self._cutting.routes(number)
-            (self.folder / f"routes-{number}").write_text(json.dumps(routes))
+            (self._control / f"routes-{number}").write_text(json.dumps(routes))
         self.start(0)
         self.wait_ready(0)
         for number in self.numbers[1:]:
@@ -83,7 +98,10 @@ class Cluster:
             program = self._states[number].program
             if program is not None:
                 program.kill()
-        self._cutting.__exit__()
+        self._ends.close()
+        found = world()
+        if found is not None:
+            self.counts["packet-lost"] = found.faults.lost
 
     def keep_small_disk(self) -> None:
         """Copy what is on the small disk to beside it: it goes with `unmount`."""
@@ -94,6 +112,14 @@ class Cluster:
         """Give the small disk back; what was on it is gone."""
         if self.has_small_disk:
             subprocess.run(["umount", "--lazy", str(self._disk)], check=False)
+
+    @property
+    def _control(self) -> Path:
+        """What nodes are told while they run."""
+        return self.folder / "control"
+
+    def _home(self, number: int) -> Path:
+        return self._disk if number == self.small else self.folder / f"n{number}"
 
     @property
     def _disk(self) -> Path:
@@ -112,19 +138,21 @@ class Cluster:
     def start(self, number: int, *, join: bool = False) -> None:
         """Start a node; `wait_ready` waits for it."""
         state = self._states[number]
-        home = self._disk if number == self.small else self.folder
+        place, data = self._places[number], self._home(number)
+        if number == self.small:
+            data /= f"n{number}"
         words = ["-m", "torture.node"]
-        words += [str(self.folder / f"clock-{number}"), str(self.folder / f"routes-{number}")]
-        words += ["serve", "--data", str(home / f"n{number}"), "--json"]
-        words += ["--listen", self.addresses[number], "--peers", self._peers[number]]
+        words += [str(self._control / f"{one}-{number}") for one in ("clock", "routes")]
+        words += ["serve", "--data", str(data), "--json", *place.options]
+        words += ["--listen", place.listen, "--peers", place.peers]
         words += ["--join", self.addresses[0]] if join else []
         said = self.folder / f"node-{number}.stderr"
         state.said_from = said.stat().st_size if said.exists() else 0
         path = os.pathsep.join(filter(None, sys.path))
         state.program = self._children.start_program(
-            [sys.executable, *words],
+            place.command([sys.executable, *words]),
             name=f"node-{number}",
-            env={**os.environ, "PYTHONPATH": path, **ENVIRONMENT},
+            env={**os.environ, "PYTHONPATH": path, **place.environment, **ENVIRONMENT},
         )
         self._did("start", {"node": number})
 
@@ -173,22 +201,42 @@ class Cluster:
             self._did("resume", {"node": number})
 
     def cut(self, ways: Collection[Way], *, aloud: bool) -> None:
-        """Nothing passes these ways any more."""
+        """Nothing passes these ways any more; between hosts, no word of it is said."""
+        aloud = aloud and world() is None
         self._cuts |= set(ways)
         self._did("cut", {"ways": sorted(ways), "aloud": aloud})
         self._cutting.cut(ways, aloud=aloud)
 
+    def lose(self, share: float) -> None:
+        """Of all packets between nodes, this share is lost from now on."""
+        self._did("lose", {"share": share})
+        self._between_hosts.lose(share)
+        self._lossy = True
+
+    def hide(self, number: int) -> None:
+        """No client reaches this node, and it reaches none; other nodes do."""
+        self._did("hide", {"node": number})
+        self._between_hosts.hide(number)
+        self._lossy = True
+
+    @property
+    def _between_hosts(self) -> CuttingHosts:
+        invariant(isinstance(self._cutting, CuttingHosts), "the nodes are in hosts")
+        assert isinstance(self._cutting, CuttingHosts)  # for the type checker
+        return self._cutting
+
     def mend(self) -> None:
-        if self._cuts:
+        if self._cuts or self._lossy:
             self._cutting.mend()
             self._cuts.clear()
+            self._lossy = False
             self._did("mend", None)
 
     def jump(self, number: int, ahead_ms: int) -> None:
         """Put the wall clock of a node."""
         self._states[number].ahead_ms = ahead_ms
         self._did("jump", {"node": number, "ahead_ms": ahead_ms})
-        with (self.folder / f"clock-{number}").open("r+b") as file:
+        with (self._control / f"clock-{number}").open("r+b") as file:
             file.write(struct.pack("<q", ahead_ms))
 
     def fill(self) -> None:

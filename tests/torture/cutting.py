@@ -1,9 +1,10 @@
 """Ways between nodes that can be cut, in both directions or in one, with or without a word.
 
-Each ordered pair of nodes has a proxy: what node `a` dials to reach `b`. A direction that is cut
-holds all bytes back, as a network does that loses every packet: when it is mended they arrive, but
-late. New connections are not made while one of both directions is cut. A cut `aloud` also resets
-the connections that there are.
+Between hosts, their bridge loses what does not pass (`hosts/faults.py`). On loopback each ordered
+pair of nodes has a proxy: what node `a` dials to reach `b`. A direction that is cut holds all bytes
+back, as a network does that loses every packet: when it is mended they arrive, but late. New
+connections are not made while one of both directions is cut. A cut `aloud` also resets the
+connections that there are.
 """
 
 from __future__ import annotations
@@ -11,8 +12,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import permutations
 from typing import Self
+
+from clusters.places import World
+from hosts.faults import both
+from hosts.hosts import Host
 
 Way = tuple[int, int]
 """From a node to a node."""
@@ -143,3 +150,43 @@ class Cutting:
                 return
             writer.write(some)
             await writer.drain()
+
+
+class CuttingHosts:
+    """The same between hosts, whose bridge loses what does not pass; nobody is told."""
+
+    def __init__(self, world: World, hosts: Sequence[Host]) -> None:
+        self._world = world
+        self._hosts = hosts
+        self._faults = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.mend()
+
+    def routes(self, node: int) -> dict[str, str]:
+        """Every node dials its peers where they are."""
+        del node
+        return {}
+
+    def cut(self, ways: Collection[Way], *, aloud: bool = False) -> None:
+        """Let nothing pass there."""
+        del aloud
+        hosts = [(self._hosts[here], self._hosts[there]) for here, there in ways]
+        self._faults.enter_context(self._world.faults.cut(hosts))
+
+    def lose(self, share: float) -> None:
+        """Let this share of what nodes send each other be lost."""
+        ways = permutations(self._hosts, 2)
+        self._faults.enter_context(self._world.faults.lose(ways, share=share))
+
+    def hide(self, node: int) -> None:
+        """Let nothing pass between a node and clients."""
+        ways = both(self._hosts[node], self._world.here)
+        self._faults.enter_context(self._world.faults.cut(ways))
+
+    def mend(self) -> None:
+        """Let everything pass."""
+        self._faults.close()

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from random import Random
 
+from clusters.places import world
 from torture.cluster import Cluster
 
 PROGRESS_S = 30.0
@@ -43,6 +44,9 @@ TROUBLES = (
     "full-disk",
     "kill-all",
 )
+BETWEEN_HOSTS = ("lossy", "hide-leader")
+"""What else is done where each node is in a host of its own."""
+LOST = (0.02, 0.1)
 FAR_MS = (-3_600_000, -5_000, 5_000, 3_600_000)
 NEAR_MS = (-400, -200, 200, 400)
 
@@ -69,7 +73,7 @@ class Nemesis:
 
     def draw(self) -> str:
         """The next trouble."""
-        return self._random.choice(TROUBLES)
+        return self._random.choice(TROUBLES if world() is None else TROUBLES + BETWEEN_HOSTS)
 
     def make(self, trouble: str) -> None:
         """One trouble, from its beginning to its end."""
@@ -103,6 +107,10 @@ class Nemesis:
                 cluster.cut([(leader, other), (other, leader)], aloud=aloud)
             case "cut-link-one-way":
                 cluster.cut([random.choice([(one, leader) for one in others])], aloud=aloud)
+            case "lossy":
+                cluster.lose(random.choice(LOST))
+            case "hide-leader":
+                cluster.hide(leader)
             case "pause-leader":
                 cluster.pause(leader)
             case "pause-and-kill":

@@ -1,6 +1,6 @@
 """All of the torture: `make torture MINUTES=n`.
 
-    python -m torture.run --minutes 10 --seed 7 --history DIR --folder DIR
+    python -m torture.run --minutes 10 --seed 7 --history DIR --hosts
 
 Exit code 1 if anything is wrong: then its folder stays, and says where it is.
 """
@@ -22,7 +22,9 @@ from random import Random
 import msgspec
 
 import lowmark
+from clusters.places import in_hosts
 from clusters.processes import ChildDied, Children, NotInTime
+from hosts.hosts import why_none
 from lowmark.catalog import AlterZone
 from lowmark.metastore import Put
 from torture.check import Row, Verdict, check
@@ -73,8 +75,8 @@ def torture(
         last.callback(cluster.unmount)
         last.callback(recorder.close)
         nemesis = Nemesis(cluster, random, lambda: counts_of(folder), say, dwell_s=dwell_s)
-        specs = _specs(folder, cluster, began_ns, seed, pace_s)
         with cluster:
+            specs = _specs(folder, cluster, began_ns, seed, pace_s)
             logs = _live(folder, cluster, children, nemesis, specs, troubles or (), seconds)
         rows = merge(sorted(folder.glob("rows-*.jsonl")))
         meta = merge(sorted(folder.glob("metastore-*.jsonl")))
@@ -228,6 +230,8 @@ def report(outcome: Outcome) -> None:
         f"{deeds.get('kill', 0)} kills, {deeds.get('cut', 0)} cuts, {deeds.get('pause', 0)} pauses,"
         f" {deeds.get('jump', 0)} jumps, {deeds.get('fill', 0)} full disks"
     )
+    if "packet-lost" in deeds:
+        say(f"{deeds['packet-lost']} packets lost between hosts")
     if not outcome.small_disk:
         say("no disk was filled: a small file system can't be mounted here, that takes root")
     say("troubles: " + ", ".join(f"{n} {name}" for name, n in sorted(outcome.troubles.items())))
@@ -249,20 +253,27 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--history", type=Path, default=None)
     parser.add_argument("--troubles", default="", help="by name, instead of drawn ones")
+    parser.add_argument("--hosts", action="store_true", help="each node in a host of its own")
     parser.add_argument("--dwell", type=float, default=30.0, help="seconds, of the longest")
     arguments = parser.parse_args()
     seed = time.time_ns() % 1_000_000 if arguments.seed is None else arguments.seed
     folder = Path(tempfile.mkdtemp(prefix="lowmark-torture-"))
     say(f"seed {seed}, in {folder}")
-    outcome = torture(
-        folder,
-        seed=seed,
-        troubles=[one for one in arguments.troubles.split(",") if one],
-        seconds=0.0 if arguments.troubles else arguments.minutes * 60,
-        history=arguments.history,
-        say=say,
-        dwell_s=arguments.dwell,
-    )
+    with ExitStack() as last:
+        if arguments.hosts:
+            if why_none():
+                sys.exit(f"torture: no hosts: {why_none()}")
+            (folder / "world").mkdir()
+            last.enter_context(in_hosts(folder / "world"))
+        outcome = torture(
+            folder,
+            seed=seed,
+            troubles=[one for one in arguments.troubles.split(",") if one],
+            seconds=0.0 if arguments.troubles else arguments.minutes * 60,
+            history=arguments.history,
+            say=say,
+            dwell_s=arguments.dwell,
+        )
     report(outcome)
     if outcome.violations:
         say(f"{folder} has the nodes and what they said")

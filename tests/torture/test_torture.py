@@ -1,36 +1,62 @@
-"""The short torture: one plan of troubles, and what clients wrote down under them."""
+"""The short torture: one plan of troubles, and what clients wrote down under them.
+
+Each node is in a host of its own, where hosts can be made; else all are on loopback.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
 import shutil
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from clusters.places import in_hosts
+from hosts.hosts import why_none
+from torture import nemesis
 from torture.check import Row, Verdict, check
 from torture.history import Event, calls_of, events_of
+from torture.nemesis import TROUBLES
 from torture.run import Outcome, torture
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("torture")]
 
 PLAN = ("kill-leader", "cut-two", "pause-leader", "jump-near", "full-disk")
+BETWEEN_HOSTS = ("kill-leader", "cut-out", "lossy", "pause-leader", "jump-near", "full-disk")
+"""Where packets are lost for real."""
+
+
+def tortured(folder: Path, plan: Sequence[str]) -> Outcome:
+    """What came of a plan."""
+    return torture(folder, seed=1, troubles=plan, history=folder / "history", pace_s=0.05)
+
+
+def tortured_in_hosts(folder: Path, plan: Sequence[str]) -> Outcome:
+    """The same by a process of its own: one that goes into a host stays there."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max_workers=1, mp_context=spawn) as pool:
+        return pool.submit(_in_hosts, folder, plan).result()
+
+
+def _in_hosts(folder: Path, plan: Sequence[str]) -> Outcome:
+    (folder / "world").mkdir()
+    with in_hosts(folder / "world"):
+        return tortured(folder, plan)
 
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Path]:
     folder = tmp_path_factory.mktemp("torture")
-    history = folder / "history"
-    found = torture(folder, seed=1, troubles=PLAN, history=history, pace_s=0.05)
+    found = tortured(folder, PLAN) if why_none() else tortured_in_hosts(folder, BETWEEN_HOSTS)
     if not found.violations:
         for number in range(3):
             shutil.rmtree(folder / f"n{number}", ignore_errors=True)
-    return found, history
+    return found, folder / "history"
 
 
-def test_three_nodes_keep_every_row_whatever_happens_to_one_of_them(
-    outcome: tuple[Outcome, Path],
-) -> None:
-    found, _ = outcome
+def kept_every_row(found: Outcome) -> None:
     assert not found.violations
     # and all of it was done, by all kinds of clients
     assert found.deeds["kill"] == 1
@@ -41,6 +67,34 @@ def test_three_nodes_keep_every_row_whatever_happens_to_one_of_them(
     for f in (*kinds, "commit", "meta-write", "meta-read", "meta-watch"):
         assert found.verdict.calls[f] > 0, f
     assert found.verdict.rows > 100
+
+
+def test_three_nodes_keep_every_row_whatever_happens_to_one_of_them(
+    outcome: tuple[Outcome, Path],
+) -> None:
+    found, _ = outcome
+    kept_every_row(found)
+    if not why_none():
+        assert found.deeds["lose"] == 1
+        assert found.deeds["packet-lost"] > 0
+
+
+@pytest.mark.release  # between hosts it is done above
+def test_three_nodes_keep_every_row_on_loopback(tmp_path: Path) -> None:
+    if why_none():
+        pytest.skip("it was done on loopback already")
+    kept_every_row(tortured(tmp_path, PLAN))
+
+
+@pytest.mark.release  # some of them are done above
+@pytest.mark.timeout(1_200)
+def test_three_nodes_keep_every_row_under_every_trouble_between_hosts(tmp_path: Path) -> None:
+    if why_none():
+        pytest.skip(f"no hosts: {why_none()}")
+    found = tortured_in_hosts(tmp_path, (*TROUBLES, *nemesis.BETWEEN_HOSTS))
+    assert not found.violations
+    assert found.troubles == dict.fromkeys((*TROUBLES, *nemesis.BETWEEN_HOSTS), 1)
+    assert found.deeds["packet-lost"] > 0
 
 
 def test_a_history_can_be_read_back(outcome: tuple[Outcome, Path]) -> None:

@@ -63,7 +63,7 @@ logger = logging.getLogger(__name__)
 CALLS_MAX: Final = 512
 END_S: Final = 4.0
 """A listener that is closed ends within this; clients that do not let go are cut off."""
-CALM_S: Final = 1.0
+CALM_S: Final = 2.0
 """What is under way when it is closed may take so long, before it is cut off."""
 DRAIN_S: Final = 10.0
 """The same of what is under way when it is opened again: the next one is there already."""
