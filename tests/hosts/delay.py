@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+TUN = "/dev/net/tun"
 FRAMES_MAX = 20_000
 AT_ONCE = 64
 
@@ -47,7 +48,7 @@ class Relay:
         assert self._process.stdout is not None
         if self._process.stdout.readline() != b"ready\n":
             self.close()
-            raise OSError("the relay did not start: it needs /dev/net/tun")
+            raise OSError(f"the relay did not start: it needs {TUN}")
 
     @property
     def pid(self) -> int:
@@ -120,7 +121,7 @@ def _tap(net: str, name: str) -> int:
     with Path(net).open("rb") as there:
         if libc.setns(there.fileno(), _CLONE_NEWNET) != 0:
             raise OSError(ctypes.get_errno(), "setns")
-    tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    tap = os.open(TUN, os.O_RDWR | os.O_NONBLOCK)
     flags = _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR
     fcntl.ioctl(tap, _TUNSETIFF, struct.pack("16sH22x", name.encode(), flags))
     fcntl.ioctl(tap, _TUNSETOFFLOAD, _CHECKSUMS_AND_SEGMENTS)

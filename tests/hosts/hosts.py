@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from eventually import eventually
-from hosts.delay import Relay, has_netem
+from hosts.delay import TUN, Relay, has_netem
 from lowmark.errors import Unavailable, invariant
 
 HOSTS_MAX = 64
@@ -293,6 +293,8 @@ def why_none() -> str:
         return f"install {', '.join(sorted(missing))} (Debian's names)"
     if os.geteuid() != 0:
         return "it takes root to make network namespaces"
+    if not Path(TUN).exists():
+        return f"there is no {TUN}"
     with tempfile.TemporaryDirectory(prefix="lowmark-hosts-") as folder:
         try:
             with Hosts(Path(folder)) as hosts:

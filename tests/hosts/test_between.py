@@ -29,6 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.release, pytest.mark.timeout(ENDS_S 
         ("server/test_plain_flight.py",),
         ("server/test_several_nodes.py", "-m", "not release"),
         ("server/test_staging.py",),
+        ("server/test_tls.py",),
         ("server/test_workers.py",),
     ],
     ids=" ".join,

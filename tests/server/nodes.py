@@ -10,9 +10,10 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 import lowmark
 from clusters.places import places
@@ -29,6 +30,9 @@ than by default: a test waits for that until the others know that a node is gone
 class Nodes:
     """So many nodes in a folder; they end with the `with`."""
 
+    SHARED: ClassVar[Sequence[str]] = ()
+    """Folders that all nodes see, also between hosts."""
+
     def __init__(
         self,
         path: Path,
@@ -42,7 +46,10 @@ class Nodes:
         self._settings = SETTINGS | settings
         self._ends = ExitStack()
         folders = [path / f"n{number}" for number in range(count)]
-        self.places = self._ends.enter_context(places(folders))
+        shared = [path / name for name in self.SHARED]
+        for folder in shared:
+            folder.mkdir()
+        self.places = self._ends.enter_context(places(folders, shared=shared))
         self._processes: dict[int, subprocess.Popen[str]] = {}
         self.more: dict[int, list[str]] = {}
         """Options of nodes besides these."""
