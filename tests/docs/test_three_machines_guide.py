@@ -5,6 +5,7 @@ from __future__ import annotations
 import configparser
 import json
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from eventually import eventually
-from hosts.hosts import Host, Hosts, why_none
+from hosts.hosts import Host, Hosts, HostsUnavailable, why_none
 from hosts.store import ObjectStore
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guide" / "three-machines.md").read_text()
@@ -30,19 +31,38 @@ def block(language: str) -> str:
     return found
 
 
+def at(host: Host, text: str) -> str:
+    """Commands as they are on a host whose files are in a folder of its own."""
+    return text.replace("/etc/lowmark", str(host.folder / "etc"))
+
+
+def _give_token(host: Host, token: str) -> None:
+    file = host.folder / "etc" / "token"
+    file.touch(mode=0o600)
+    file.write_text(token)
+
+
 class Machines:
     """Hosts with the guide's names, behind the guide's firewall, and its store."""
 
     def __init__(self, hosts: Hosts, store: ObjectStore) -> None:
         self._hosts, self._store = hosts, store
         self._up: dict[Host, subprocess.Popen[str]] = {}
+        self._token: str | None = None
         self.client = hosts.add("client")
+        (self.client.folder / "etc").mkdir()
+        self.run(f"cd {self.client.folder}\n{block('sh authority')}")
+        shutil.copy(self.client.folder / "tls" / "ca.pem", self.client.folder / "etc")
 
     def start(self, name: str) -> Host:
         """A machine, and its node by the guide's command; when it is ready."""
         host = self._hosts.add(name)
         host.run("nft", "-f", "-", given=block("nft"))
-        text = block(f"sh {name}").replace("/var/lib/lowmark", str(host.folder / "data"))
+        text = at(host, block(f"sh {name}")).replace("/var/lib/lowmark", str(host.folder / "data"))
+        # given its certificates, and the token, where the guide has them copied to
+        shutil.copytree(self.client.folder / "tls" / name, host.folder / "etc" / "tls")
+        if self._token is not None:
+            _give_token(host, self._token)
         place = re.search(r'"(s3://.*?)"', text)
         if place is not None:
             text = text.replace(place[1], self._store.location("shop"))
@@ -52,6 +72,9 @@ class Machines:
         self._up[host] = process
         assert process.stdout is not None
         assert process.stdout.readline().startswith(f"{name} listens at")
+        if self._token is None:
+            self._token = (host.folder / "data" / "admin.token").read_text()
+            _give_token(self.client, self._token)
         return host
 
     def lose(self, host: Host) -> None:
@@ -60,14 +83,18 @@ class Machines:
 
     def run(self, script: str) -> str:
         """A script, where the client is."""
-        return self.client.run("sh", "-c", LOWMARK + script)
+        return self.client.run("sh", "-c", LOWMARK + at(self.client, script))
 
     def json(self, *words: str) -> Any:
-        export = block("sh").partition("\n")[0]
-        return json.loads(self.run(f"{export}\nlowmark {' '.join(words)} --json"))
+        return json.loads(self.run(f"{self.export}\nlowmark {' '.join(words)} --json"))
+
+    @property
+    def export(self) -> str:
+        """Where the nodes are, and what is shown to them."""
+        return block("sh").partition("\n")[0]
 
     def python(self, program: str) -> str:
-        return self.client.run(sys.executable, "-c", program)
+        return self.run(f"{self.export}\n{sys.executable} -c {shlex.quote(program)}")
 
     def close(self) -> None:
         for host in list(self._up):
@@ -99,7 +126,11 @@ def test_three_machines_are_set_up_and_one_is_replaced(machines: Machines) -> No
     assert [(row["name"], row["up"], row["problem"]) for row in status["nodes"]] == [
         (name, True, "") for name in ("db1", "db2", "db3")
     ]
-    assert {one["kind"] for one in status["warnings"]} == {"insecure"}
+    assert status["warnings"] == []
+    # and a client without the token is not let in
+    machines.run(f"{machines.export}\n{block('sh token')}")
+    with pytest.raises(HostsUnavailable, match="asks for a token"):
+        machines.run(f"{machines.export}\nunset LOWMARK_TOKEN_FILE\nlowmark status")
     held = {row["node"]: row["partitions"] for row in machines.json("node", "list")}
     assert len(set(held.values())) == 1
     # and the firewall keeps all other ports closed
@@ -123,7 +154,7 @@ def test_three_machines_are_set_up_and_one_is_replaced(machines: Machines) -> No
 
     eventually(replaced, deadline_s=READY_S)
     eventually(lambda: not machines.json("rebalance", "status")["moves"], deadline_s=READY_S)
-    count = 'import lowmark\nprint(lowmark.connect("db4:6570")["orders"].count())'
+    count = 'import lowmark\nprint(lowmark.connect("lowmark+tls://db4:6570")["orders"].count())'
     assert machines.python(count).strip() == "2"
 
 
@@ -144,5 +175,7 @@ def test_the_unit_serves_as_the_commands_do() -> None:
     unit.optionxform = str  # type: ignore[assignment,method-assign]
     unit.read_string(block("ini"))
     served = unit["Service"]["ExecStart"].replace("/opt/lowmark/bin/", "").replace("%H", "db2")
-    shown = block("sh db2").strip().replace("--name db2 ", "").replace("--join db1:6570 ", "")
+    shown = (
+        block("sh db2").splitlines()[-1].replace("--name db2 ", "").replace(" --join db1:6570", "")
+    )
     assert served.removesuffix(" $JOIN") == shown
