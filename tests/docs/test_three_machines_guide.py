@@ -30,6 +30,9 @@ def block(language: str) -> str:
     return found
 
 
+EXPORTS = "\n".join(block("sh client").splitlines()[:2])
+
+
 class Machines:
     """Hosts with the guide's names, behind the guide's firewall, and its store."""
 
@@ -37,12 +40,21 @@ class Machines:
         self._hosts, self._store = hosts, store
         self._up: dict[Host, subprocess.Popen[str]] = {}
         self.client = hosts.add("client")
+        self._token = ""
+        self.run(f"cd {self.client.folder}\n{block('sh authority')}")
+        shutil.copy(self.client.folder / "tls" / "ca.pem", self.client.folder / "ca.pem")
 
     def start(self, name: str) -> Host:
         """A machine, and its node by the guide's command; when it is ready."""
         host = self._hosts.add(name)
         host.run("nft", "-f", "-", given=block("nft"))
-        text = block(f"sh {name}").replace("/var/lib/lowmark", str(host.folder / "data"))
+        folder = self.client.folder / "tls" / name
+        if not folder.exists():  # a machine that replaces another one
+            self.run(f"lowmark tls issue {folder.parent} {name} --host {name}")
+        shutil.copytree(folder, host.folder / "tls")
+        if self._token:
+            (host.folder / "admin.token").write_text(self._token)
+        text = self._there(block(f"sh {name}"), host)
         place = re.search(r'"(s3://.*?)"', text)
         if place is not None:
             text = text.replace(place[1], self._store.location("shop"))
@@ -52,7 +64,15 @@ class Machines:
         self._up[host] = process
         assert process.stdout is not None
         assert process.stdout.readline().startswith(f"{name} listens at")
+        if not self._token:
+            self._token = (host.folder / "data" / "admin.token").read_text()
+            (self.client.folder / "admin.token").write_text(self._token)
         return host
+
+    def _there(self, text: str, host: Host) -> str:
+        """With the paths that a machine has here."""
+        text = text.replace("/var/lib/lowmark", str(host.folder / "data"))
+        return text.replace("/etc/lowmark", str(host.folder))
 
     def lose(self, host: Host) -> None:
         self._hosts.remove(host)  # with all that runs there: the shell's child, too
@@ -60,14 +80,13 @@ class Machines:
 
     def run(self, script: str) -> str:
         """A script, where the client is."""
-        return self.client.run("sh", "-c", LOWMARK + script)
+        return self.client.run("sh", "-c", LOWMARK + self._there(script, self.client))
 
     def json(self, *words: str) -> Any:
-        export = block("sh").partition("\n")[0]
-        return json.loads(self.run(f"{export}\nlowmark {' '.join(words)} --json"))
+        return json.loads(self.run(f"{EXPORTS}\nlowmark {' '.join(words)} --json"))
 
     def python(self, program: str) -> str:
-        return self.client.run(sys.executable, "-c", program)
+        return self.run(f"{EXPORTS}\n{sys.executable} - <<'END'\n{program}\nEND\n")
 
     def close(self) -> None:
         for host in list(self._up):
@@ -92,14 +111,14 @@ def test_three_machines_are_set_up_and_one_is_replaced(machines: Machines) -> No
     # given the nodes, each by its command
     db1, _, db3 = [machines.start(name) for name in ("db1", "db2", "db3")]
     # when the other commands are run, and the program
-    machines.run(block("sh"))
+    machines.run(block("sh client"))
     machines.python(block("python"))
     # then all nodes are up, and have every partition
     status = machines.json("status")
     assert [(row["name"], row["up"], row["problem"]) for row in status["nodes"]] == [
         (name, True, "") for name in ("db1", "db2", "db3")
     ]
-    assert {one["kind"] for one in status["warnings"]} == {"insecure"}
+    assert status["warnings"] == []
     held = {row["node"]: row["partitions"] for row in machines.json("node", "list")}
     assert len(set(held.values())) == 1
     # and the firewall keeps all other ports closed
@@ -123,7 +142,7 @@ def test_three_machines_are_set_up_and_one_is_replaced(machines: Machines) -> No
 
     eventually(replaced, deadline_s=READY_S)
     eventually(lambda: not machines.json("rebalance", "status")["moves"], deadline_s=READY_S)
-    count = 'import lowmark\nprint(lowmark.connect("db4:6570")["orders"].count())'
+    count = 'import lowmark\nprint(lowmark.connect("lowmark+tls://db4:6570")["orders"].count())'
     assert machines.python(count).strip() == "2"
 
 
@@ -144,5 +163,5 @@ def test_the_unit_serves_as_the_commands_do() -> None:
     unit.optionxform = str  # type: ignore[assignment,method-assign]
     unit.read_string(block("ini"))
     served = unit["Service"]["ExecStart"].replace("/opt/lowmark/bin/", "").replace("%H", "db2")
-    shown = block("sh db2").strip().replace("--name db2 ", "").replace("--join db1:6570 ", "")
+    shown = block("sh db2").partition(" \\\n")[0].replace("--name db2 ", "")
     assert served.removesuffix(" $JOIN") == shown
