@@ -81,8 +81,8 @@ COMMANDS = {
         "The figure against PostgreSQL needs its server programs (Debian: `postgresql`).",
     ),
     "server": (
-        90,
-        "the server: append, send, read, get; beside SQLite, NATS, a bare Flight server, Redis.",
+        150,
+        "the server: append, send, read, get; beside SQLite, NATS, Flight, Redis; TLS, tokens.",
         "Figures against NATS need the extra packages that `bench` names.",
     ),
     "compact": (

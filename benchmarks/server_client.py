@@ -83,7 +83,8 @@ class Client:
 
     def _database(self, reach: Reach) -> Database:
         if reach.address:
-            return connect(reach.address, timeout_s=CONNECT_S)
+            token = Path(reach.token_file).read_text().strip() if reach.token_file else None
+            return connect(reach.address, ca=reach.ca or None, token=token, timeout_s=CONNECT_S)
         if reach.wal_bytes:
             log = LogConfig(wal_bytes_max=reach.wal_bytes)
             return open_database(Path(reach.folder), owner=True, settings=Settings(log=log))

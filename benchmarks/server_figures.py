@@ -64,11 +64,19 @@ class Fleet:
         return server, server.receive(There, deadline_s=START_DEADLINE_S).address
 
     @contextmanager
-    def node(self, folder: Path, wal_bytes: int) -> Iterator[Child]:
-        """A node, and all clients connected to it."""
-        words = [str(folder / "data"), str(wal_bytes)]
+    def node(
+        self, folder: Path, wal_bytes: int, *, tls: str = "", tokens: bool = False
+    ) -> Iterator[Child]:
+        """A node, and all clients connected to it. `tls`: a folder of certificates for it."""
+        data = folder / "data"
+        words = [str(data), str(wal_bytes), tls, "tokens" if tokens else ""]
         server, self.address = self.serve("benchmarks.server_node", *words)
-        reach(self.clients, Reach(address=self.address))
+        how = Reach(
+            address=self.address,
+            ca=f"{tls}/ca.pem" if tls else "",
+            token_file=str(data / "admin.token") if tokens else "",
+        )
+        reach(self.clients, how)
         yield server
         leave(self.clients)
         server.finish(deadline_s=START_DEADLINE_S)
@@ -97,7 +105,7 @@ def fleet(bench: Bench[ServerSizes], clients: int) -> Iterator[Fleet]:
         yield Fleet(children, clients)
 
 
-def _checked(side: Side, rows: int) -> Side:
+def checked(side: Side, rows: int) -> Side:
     invariant(side.amount == rows, f"{side.amount} were done, not {rows}")
     return side
 
@@ -105,7 +113,7 @@ def _checked(side: Side, rows: int) -> Side:
 # -- appending --------------------------------------------------------------------------------
 
 
-def _amount(sizes: ServerSizes, clients: int) -> str:
+def appended(sizes: ServerSizes, clients: int) -> str:
     return (
         f"{sizes.appended(clients) // BATCH_ROWS} batches of {BATCH_ROWS:,} {ROWS}, durable, over"
         f" {PARTITIONS} partitions, until idle, over roll-overs of a WAL of"
@@ -130,14 +138,14 @@ def socket_append_vs_embedded(bench: Bench[ServerSizes]) -> Iterator[Plan]:
                 work = [Append(first=0, rows=rows)]
                 side = worked(using or [owner], work, until_rest_of=owner)
                 leave([*using, owner])
-                return _checked(side, rows)
+                return checked(side, rows)
 
             return turn
 
         yield bench.compare(
             appending(by_guest=True),
             appending(by_guest=False),
-            notes=f"{_amount(sizes, 1)}; deployment: one process has called lowmark.open, and a"
+            notes=f"{appended(sizes, 1)}; deployment: one process has called lowmark.open, and a"
             " second one uses the directory through its socket; batch: 10,000 rows as Arrow;"
             f" clients: 1; window: 1 append, {ONE_AT_A_TIME}; peer: the same appends by the owner,"
             " in a process of its own, too",
@@ -158,7 +166,7 @@ def tcp_append_vs_sqlite(bench: Bench[ServerSizes]) -> Iterator[Plan]:
         def appending(folder: Path) -> Side:
             work = [Append(first=i * share, rows=share) for i in range(clients)]
             with ours.node(folder, sizes.append_wal_bytes) as node:
-                return _checked(worked(ours.clients, work, until_rest_of=node), rows)
+                return checked(worked(ours.clients, work, until_rest_of=node), rows)
 
         def sqlite(folder: Path) -> Side:
             with sqlite_opened(folder / "peer.sqlite") as db, Stopwatch() as watch:
@@ -168,7 +176,7 @@ def tcp_append_vs_sqlite(bench: Bench[ServerSizes]) -> Iterator[Plan]:
         yield bench.compare(
             appending,
             sqlite,
-            notes=f"{_amount(sizes, clients)}; deployment: {NODE}, TCP on loopback; batch:"
+            notes=f"{appended(sizes, clients)}; deployment: {NODE}, TCP on loopback; batch:"
             f" 10,000 rows as Arrow; clients: {clients} processes; window: 1 append each,"
             f" {ONE_AT_A_TIME}; peer: {SQLITE}, in process, by one connection, a transaction of"
             f" {BATCH_ROWS:,} at a time by executemany, from tuples that are made before, and a"
@@ -194,7 +202,7 @@ def send_vs_nats(bench: Bench[ServerSizes]) -> Iterator[Plan]:
         def send(folder: Path) -> Side:
             work = [Send(first=0, rows=sizes.sent, window=WINDOW)]
             with ours.node(folder, sizes.append_wal_bytes) as node:
-                return _checked(worked(ours.clients, work, until_rest_of=node), sizes.sent)
+                return checked(worked(ours.clients, work, until_rest_of=node), sizes.sent)
 
         def publish(*, always_synced: bool, bare: bool = False) -> Turn:
             def turn(folder: Path) -> Side:
@@ -206,7 +214,7 @@ def send_vs_nats(bench: Bench[ServerSizes]) -> Iterator[Plan]:
                         address=nats.address,
                         bare=bare,
                     )
-                    side = _checked(worked([publisher], [work]), sizes.published)
+                    side = checked(worked([publisher], [work]), sizes.published)
                     invariant(nats.count() == sizes.published, "NATS has every message once")
                     synced = nats.always_synced()
                     invariant(synced is always_synced, "NATS syncs as it is said of it")
@@ -259,7 +267,7 @@ def read_vs_flight(bench: Bench[ServerSizes]) -> Iterator[Plan]:
         bench.fresh_folder() as folder,
         ours.node(folder, sizes.append_wal_bytes) as node,
     ):
-        _checked(
+        checked(
             worked(ours.clients, [Append(first=0, rows=rows)], until_rest_of=node),
             rows,
         )
@@ -267,10 +275,10 @@ def read_vs_flight(bench: Bench[ServerSizes]) -> Iterator[Plan]:
         taker = ours.start("benchmarks.server_peer_client")
 
         def read(_: Path) -> Side:
-            return _checked(worked(ours.clients, [Read()]), rows)
+            return checked(worked(ours.clients, [Read()]), rows)
 
         def bare(_: Path) -> Side:
-            return _checked(worked([taker], [Read(address=address)]), rows)
+            return checked(worked([taker], [Read(address=address)]), rows)
 
         yield bench.compare(
             read,
@@ -301,7 +309,7 @@ def get_per_s(bench: Bench[ServerSizes]) -> Iterator[Plan]:
         folder = stack.enter_context(bench.fresh_folder())
         node = stack.enter_context(ours.node(folder, sizes.append_wal_bytes))
         writer = ours.clients[:1]
-        _checked(worked(writer, [Append(first=0, rows=count)], until_rest_of=node), count)
+        checked(worked(writer, [Append(first=0, rows=count)], until_rest_of=node), count)
         # Some keys of every partition: the index is built when a key is looked up first.
         worked(writer, [Get(keys=count, gets=200, seed=0)])
 
@@ -312,7 +320,7 @@ def get_per_s(bench: Bench[ServerSizes]) -> Iterator[Plan]:
             ]
 
         def get(_: Path) -> Side:
-            return _checked(worked(ours.clients, work()), clients * sizes.gets)
+            return checked(worked(ours.clients, work()), clients * sizes.gets)
 
         turns: list[Turn] = [get]
         try:
@@ -335,7 +343,7 @@ def get_per_s(bench: Bench[ServerSizes]) -> Iterator[Plan]:
 
             def redis_get(_: Path) -> Side:
                 done = worked(askers, work(redis.address))
-                return _checked(done, clients * sizes.gets)
+                return checked(done, clients * sizes.gets)
 
             turns.append(redis_get)
         pair = Pair(

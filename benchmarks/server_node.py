@@ -1,11 +1,13 @@
 """A node in a process of its own, as `lowmark serve` runs it, that can be asked whether it rests.
 
 Nothing is left out or added: the same node, the same settings but for the size of the WAL, the same
-switch interval. A second thread hears what the bench asks.
+switch interval; with TLS, if a folder of certificates is given, and with tokens, if that is said. A
+second thread hears what the bench asks.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -14,7 +16,7 @@ from pathlib import Path
 from benchmarks.server_wire import Order, Rested, There
 from clusters.processes import Parent
 from lowmark.backend.attached import Attached
-from lowmark.cli.serve import SWITCH_INTERVAL_SECONDS
+from lowmark.cli.serve import SWITCH_INTERVAL_SECONDS, TLS_1_3_ALONE
 from lowmark.log import LogConfig
 from lowmark.node import Node, NodeOptions, Settings
 from lowmark.server.endpoint import Endpoint
@@ -27,9 +29,11 @@ def main() -> None:
     """Serve until the parent says no more."""
     parent = Parent()
     data, wal_bytes = sys.argv[1], int(sys.argv[2])
+    tls, tokens = (*sys.argv[3:], "", "")[:2]
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     Path(data).mkdir(exist_ok=True)
-    options = NodeOptions(data=data, listen="127.0.0.1:0")
+    os.environ.setdefault("GRPC_SSL_CIPHER_SUITES", TLS_1_3_ALONE)
+    options = NodeOptions(data=data, listen="127.0.0.1:0", tls=tls, tokens=tokens == "tokens")
     node = Node(options, Settings(log=LogConfig(wal_bytes_max=wal_bytes)))
     loop = threading.current_thread()
 

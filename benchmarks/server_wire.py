@@ -23,6 +23,10 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     address: str = ""
     wal_bytes: int = 0
     """Of the owner's WAL; a guest has the owner's settings."""
+    ca: str = ""
+    """The authority of a server with TLS."""
+    token_file: str = ""
+    """What has the token for a server that asks for one."""
 
 
 class Leave(msgspec.Struct, frozen=True, tag=True):

@@ -10,6 +10,7 @@ from benchmarks import cluster_figures as cluster
 from benchmarks import cluster_load
 from benchmarks import group_figures as group
 from benchmarks import server_figures as server
+from benchmarks import server_guarded as guarded
 from benchmarks import table_figures as table
 from benchmarks.append import append_1m, append_100b
 from benchmarks.catalog_sizes import CatalogSizes
@@ -107,6 +108,9 @@ SUITES: Mapping[str, Suite] = {
             server.send_vs_nats,
             server.read_vs_flight,
             server.get_per_s,
+            guarded.tls_append,
+            guarded.tls_read,
+            guarded.auth_cost,
         ],
         versions=["pyarrow", "numpy", "msgspec", "nats-py"],
         machine=lambda: {

@@ -87,11 +87,8 @@ def test_every_option_of_read_is_listed() -> None:
     rows = re.findall(r"^\| (`--.*?) \|", GUIDE, re.MULTILINE)
     listed = {option for row in rows for option in re.findall(r"--[a-z-]+", row)}
     known = {option for each in root.commands["read"].params for option in each.opts}
-    assert {option for option in known if option.startswith("--")} == listed | {
-        "--data",
-        "--node",
-        "--ca",
-    }
+    everywhere = {"--data", "--node", "--ca", "--token-file"}
+    assert {option for option in known if option.startswith("--")} == listed | everywhere
 
 
 def test_the_limits_of_warnings_are_those_of_the_code() -> None:

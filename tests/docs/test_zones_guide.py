@@ -57,7 +57,8 @@ def test_the_options_and_their_defaults_are_those_of_the_code() -> None:
     groups: Any = typer.main.get_command(app)
     alter = groups.commands["zone"].commands["alter"]
     known = {name for one in alter.params for name in one.opts if name.startswith("--")}
-    assert {row[0] for row in rows} == known - {"--data", "--node", "--ca", "--json"}
+    everywhere = {"--data", "--node", "--ca", "--token-file", "--json"}
+    assert {row[0] for row in rows} == known - everywhere
     taken = set(inspect.signature(Database.alter_zone).parameters)
     assert {row[1] for row in rows} == taken - {"self", "name"}
     assert [row[2] for row in rows] == [

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from pyarrow import flight
 from eventually import eventually
 from lowmark.node.action import Call
 from lowmark.node.listener import Certificates, Listener
-from lowmark.runtime import AddressUnusable
+from lowmark.runtime import AddressInUse, AddressUnusable
 from lowmark.runtime.tls import TlsFiles
 from runtime.certificates import Authority, serial_at
 
@@ -99,6 +100,48 @@ def test_certificates_that_can_not_be_used_leave_those_before(
     assert serial_at(listener.address) == before
     with client_of(listener, signer) as client:
         assert asked(client) == [b"there"]
+
+
+class Robbed(Listener):
+    """One whose port another process takes in the moment in which it is free."""
+
+    thief: socket.socket | None = None
+    steals = False
+
+    def _begin_end(self) -> Callable[[], bool]:
+        ended = super()._begin_end()
+        if self.steals:
+            eventually(ended)
+            host, _, port = self.address.rpartition(":")
+            self.thief = socket.create_server((host, int(port)))
+        return ended
+
+
+def test_a_listener_whose_port_was_taken_may_be_opened_again_later(
+    signer: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lowmark.node.listener._FREE_S", 0.05)
+    listener = Robbed("127.0.0.1:0", certificates=shown(signer.files("127.0.0.1")))
+    listener.actions["short"] = lambda body, call: [b"there"]
+    # given one that lost its port when it was opened again
+    listener.steals = True
+    with pytest.raises(AddressInUse):
+        listener.reopen(shown(signer.files("127.0.0.1")))
+    assert _is_deaf(listener)
+    # when the port is free again
+    assert listener.thief is not None
+    listener.thief.close()
+    listener.steals = False
+    # then it comes back
+    listener.reopen(shown(signer.files("127.0.0.1")))
+    assert not _is_deaf(listener)
+    with client_of(listener, signer) as client:
+        assert asked(client) == [b"there"]
+    listener.close()
+
+
+def _is_deaf(listener: Listener) -> bool:
+    return not listener.listens
 
 
 def test_a_listener_that_is_closed_while_it_drains_ends_in_time(

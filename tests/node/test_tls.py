@@ -6,10 +6,12 @@ import logging
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from eventually import eventually
 from lowmark.authority import Authority
-from lowmark.errors import ClusterRefused, ServerNotTrusted, TlsUnusable
+from lowmark.cli.app import app
+from lowmark.errors import ClusterRefused, NotLoopback, ServerNotTrusted, TlsUnusable
 from lowmark.node import Node, NodeOptions
 from node.running import QUICK, Running
 
@@ -30,7 +32,7 @@ def problems(node: Running) -> dict[str, str]:
     return {one.name: one.problem for one in node.client().status().nodes}
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_nodes_of_one_authority_are_a_cluster_and_a_renewal_needs_no_restart(
     tmp_path: Path, authority: Authority
 ) -> None:
@@ -137,3 +139,35 @@ def test_a_folder_that_can_not_be_used_ends_the_start(tmp_path: Path, authority:
     authority.issue("n3", ["n3.example"])
     with pytest.raises(TlsUnusable, match=r"it is for n3\.example, and others know us as"):
         start(folder(authority, "n3"))
+
+
+def test_with_tls_an_address_that_others_reach_lacks_tokens_alone(authority: Authority) -> None:
+    def refused(tls: str = "", tls_mode: str = "require") -> str:
+        options = NodeOptions(
+            data="x", listen="0.0.0.0:6570", advertise="10.0.0.7:6570", tls=tls, tls_mode=tls_mode
+        )
+        with pytest.raises(NotLoopback) as error:
+            options.check()
+        return str(error.value.message)
+
+    assert "no TLS and no tokens" in refused()
+    assert refused(tls=folder(authority, "n1")).endswith("no tokens")
+    # while nodes without TLS are taken, it is as if there was none
+    assert "no TLS" in refused(tls=folder(authority, "n1"), tls_mode="allow")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--tls-mode", "allow"), "--tls-mode allow needs certificates"),
+        (("--tls", "x", "--tls-mode", "maybe"), "--tls-mode can't be 'maybe'"),
+        (("--tls", "x", "--dev", "3"), "--dev starts nodes of its own"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(
+    tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    done = CliRunner().invoke(app, ["serve", "--data", str(tmp_path / "d"), *words])
+    assert done.exit_code == 2
+    assert said in done.stderr
+    assert not (tmp_path / "d").exists()

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyarrow import flight
 from typer.testing import CliRunner
@@ -152,3 +153,31 @@ def test_a_server_without_tokens_beside_it_asks_for_none(served: Served) -> None
         lowmark.connect(served.address)
     with Server(served.db) as other, lowmark.connect(other.address) as there:
         assert there.catalog.version >= 0
+
+
+def test_streams_of_plain_clients_end_when_their_token_is_revoked(served: Served) -> None:
+    token = served.db.tokens.create("plain-streams").token
+    table = served.db.create_table("wide", {"id": "int64", "text": "string"}, partitions=1)
+    for at in range(32):  # more than gRPC takes ahead of its reader
+        table.append([{"id": at, "text": "x" * (1 << 20)}])
+    options = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {token}".encode())])
+    path = flight.FlightDescriptor.for_path("wide")
+    with flight.FlightClient(location_of(served.address)) as client:
+        # given rows that are on their way to a client, and others from it
+        info = client.get_flight_info(path, options)
+        reader = client.do_get(info.endpoints[0].ticket, options)
+        reader.read_chunk()
+        rows = pa.table({"id": [1], "text": ["new"]})
+        writer, answers = client.do_put(path, rows.schema, options)
+        writer.write_table(rows)
+        assert answers.read() is not None
+        # when their token is revoked
+        served.db.tokens.revoke("plain-streams")
+        # then neither goes on
+        with pytest.raises(flight.FlightUnauthenticatedError, match="TokenRevoked"):
+            reader.read_all()
+        writer.write_table(rows)
+        assert answers.read() is None
+        with pytest.raises(pa.ArrowException):
+            writer.close()
+    assert sum(batch.num_rows for batch in table.read()) == 33

@@ -47,7 +47,7 @@ def serve(
         str,
         typer.Option(
             metavar="ADDR",
-            help="Where clients are told to find it; needed if it listens at all addresses"
+            help="The address that clients connect to; needed if it listens at all addresses"
             " (0.0.0.0 or [::]).",
             show_default="--listen",
         ),
@@ -62,7 +62,7 @@ def serve(
         str,
         typer.Option(
             metavar="ADDR",
-            help="Where other nodes are told to find it.",
+            help="The address that other nodes connect to.",
             show_default="the host of --advertise, the port of --peers",
         ),
     ] = "",

@@ -52,8 +52,8 @@ class NotAdvertised(Rejected):
     def __init__(self, address: str, *, option: str) -> None:
         port = host_and_port(address)[1]
         super().__init__(
-            f"nobody can be sent to {address}: it means all addresses of this machine",
-            detail="Clients and other nodes are told one address to connect to.",
+            f"clients can't connect to {address}: it means all addresses of this machine",
+            detail="The node gives clients and other nodes one address to connect to.",
             hint=f"Say which one, by a name or a number: {option} db1.example:{port}.",
         )
 
@@ -213,7 +213,7 @@ def _advertised(address: str) -> str:
     """As it is given to others."""
     host, port = host_and_port(_checked(address))
     if is_any(address):
-        raise AddressUnusable(address, reason="nobody can connect to all addresses of a machine")
+        raise AddressUnusable(address, reason="it means all addresses of a machine")
     return joined(str(_number(host) or host), port)
 
 

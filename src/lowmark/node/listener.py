@@ -63,7 +63,7 @@ logger = logging.getLogger(__name__)
 CALLS_MAX: Final = 512
 END_S: Final = 4.0
 """A listener that is closed ends within this; clients that do not let go are cut off."""
-CALM_S: Final = 1.0
+CALM_S: Final = 2.0
 """What is under way when it is closed may take so long, before it is cut off."""
 DRAIN_S: Final = 10.0
 """The same of what is under way when it is opened again: the next one is there already."""
@@ -289,6 +289,11 @@ class Listener:
         port = None if self._path is not None else host_and_port(self.address)[1]
         self.waiting.start(port=port, path=self._path)
         self._strangers = None if door is None or port is None else Strangers(port, door)
+
+    @property
+    def listens(self) -> bool:
+        """Whether it takes calls; not, if its address could not be had back."""
+        return self._flight is not None
 
     @property
     def location(self) -> str:

@@ -104,7 +104,7 @@ GOODBYE_MS = 2_000
 SNAPSHOT_MS = 1_000
 REPLAY_BYTES = 1 << 20
 """A partition with more than this to read again takes a snapshot before it is closed."""
-SERVER_MS = 3_000
+SERVER_MS = 5_000
 _AGAIN_MS = 100
 _GUESTS = "guests of the process before may come back to what they read"
 _NOT_REWRITTEN: dict[str, Any] = {

@@ -96,8 +96,12 @@ class NodeTls:
             except NodeClosing:
                 return
             except LowmarkError as error:
+                if not listener.listens:
+                    self._served = None  # another process took the port: it is tried again
                 self._unserved = f"clients are not shown the new certificate: {error.message}"
-                logger.error("clients are not shown the new certificate", exc_info=error)
+                logger.error(
+                    "clients are not shown the new certificate", extra={"reason": error.one_line()}
+                )
 
         threading.Thread(target=reopen, name="lowmark-reopen", daemon=True).start()
 
