@@ -199,7 +199,7 @@ def test_every_other_name_is_there_too() -> None:
 # -- what it denies -------------------------------------------------------------------------------
 
 
-def stays_on_this_machine(db: Database, orders: Table) -> None:
+def has_no_rights(db: Database, orders: Table) -> None:
     [words] = [words for words in commands(section("What it can't do")) if words[0] == "serve"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 2
@@ -208,7 +208,9 @@ def stays_on_this_machine(db: Database, orders: Table) -> None:
         Server(db, "0.0.0.0:0")
     serve, _ = command_of(["serve"])
     options = {option for parameter in serve.params for option in parameter.opts}
-    assert not [option for option in options if "user" in option]
+    assert not [option for option in options if "user" in option or "role" in option]
+    create, _ = command_of(["token", "create"])
+    assert not [one for parameter in create.params for one in parameter.opts if "role" in one]
 
 
 def has_no_transactions(db: Database, orders: Table) -> None:
@@ -240,7 +242,7 @@ def has_no_page(db: Database, orders: Table) -> None:
 
 
 LIMITS: dict[str, Callable[[Database, Table], None] | None] = {
-    "More than one machine.": stays_on_this_machine,
+    "Rights.": has_no_rights,
     "Transactions.": has_no_transactions,
     "Secondary indexes.": has_no_secondary_indexes,
     "Another number of partitions, or another key, later.": keeps_its_partitions,
