@@ -17,10 +17,11 @@ import lowmark
 from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected, RowsLost, Unavailable
 from lowmark.fault import decode_fault
 from lowmark.group import CallLost, GroupBusy, NotLeader, OutcomeUnknown
-from lowmark.node.action import ActionUnknown, Call
-from lowmark.node.codes import CODES, HEADER, WHOLE, Code, code_of
-from lowmark.node.errors import PermissionDenied, ServerFull
+from lowmark.node.action import Call
+from lowmark.node.codes import CODES, Code, code_of
+from lowmark.node.errors import ActionUnknown, PermissionDenied, ServerFull
 from lowmark.node.listener import Listener
+from lowmark.node.messages import HEADER, WHOLE
 from lowmark.tokens import Unauthenticated
 from node.raw_flight import METHODS, RawFlight
 

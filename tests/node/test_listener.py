@@ -19,13 +19,12 @@ from lowmark.group import CallLost, Future, GroupBusy, NoQuorum, OutcomeUnknown,
 from lowmark.metastore import MetastoreConfig
 from lowmark.metastore.errors import MetastoreUnreachable, NotInCluster
 from lowmark.node import AnswerLost, NodeClient, NodeUnreachable
-from lowmark.node.action import ActionUnknown, Call, NodeStarting
+from lowmark.node.action import Call
 from lowmark.node.actions import EXECUTE_S, MetaActions
 from lowmark.node.bridge import NodeClosed, NodeClosing, NodeSilent
-from lowmark.node.codes import ASKS_FOR_WHOLE
-from lowmark.node.errors import ServerFailed, ServerFull
+from lowmark.node.errors import ActionUnknown, NodeStarting, ServerFailed, ServerFull
 from lowmark.node.listener import Listener
-from lowmark.node.messages import CHANGES, Nothing
+from lowmark.node.messages import ASKS_FOR_WHOLE, CHANGES, Nothing
 from lowmark.node.node import STATUS_S
 from node.running import Running
 

@@ -61,6 +61,8 @@ ROW_BYTES = 100
 class _History:
     """Partitions, and what was published of them: as much of a database as a plan asks for."""
 
+    caller = ""
+
     def __init__(self, partitions: int) -> None:
         self.states = [State() for _ in range(partitions)]
         self.pointers: dict[int, Pointer] = {}

@@ -51,6 +51,8 @@ class Work:
         self.seen: list[int] = []
         self.sent = self.asked = 0
         self._over = threading.Event()
+        self._last = threading.Event()
+        """Whether `sent` grows no more; the reader goes on until it has that many."""
         jobs = (self._send, self._ask, self._follow)
         self._threads = [threading.Thread(target=self._run, args=(job,)) for job in jobs]
         for thread in self._threads:
@@ -77,7 +79,7 @@ class Work:
     def _follow(self) -> None:
         for batch in self.reader:
             self.seen.extend(batch["id"].to_pylist())
-            if self._over.is_set() and len(self.seen) >= self.sent:
+            if self._last.is_set() and len(self.seen) >= self.sent:
                 return
 
     def goes_on(self) -> None:
@@ -94,6 +96,7 @@ class Work:
         for thread in asking:
             thread.join(60)
         self.sent += 1
+        self._last.set()
         self.producer.send_many(rows(self.sent - 1, self.sent))
         self.producer.flush()
         following.join(60)

@@ -57,7 +57,7 @@ from lowmark.fault import decode_fault
 from lowmark.group import NoQuorum, NotLeader, OutcomeUnknown, ReadTimedOut, Superseded
 from lowmark.metastore.errors import MetastoreUnreachable
 from lowmark.node import AnswerLost, NodeClosing, NodeSilent, NodeUnreachable
-from lowmark.node.action import ActionUnknown, NodeStarting
+from lowmark.node.errors import ActionUnknown, NodeStarting
 from lowmark.node.owner import is_plain_path
 from lowmark.node.showing import showing
 from lowmark.runtime import host_and_port

@@ -12,8 +12,8 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
-from lowmark.errors import Rejected, Unavailable
 from lowmark.node.callers import OWNER
+from lowmark.node.errors import BadRequest
 from lowmark.tokens import Caller
 
 
@@ -31,30 +31,6 @@ Action: TypeAlias = Callable[[bytes, Call], Iterable[bytes]]
 
 AskT = TypeVar("AskT", bound=msgspec.Struct)
 encode = msgspec.json.Encoder().encode
-
-
-class ActionUnknown(Rejected):
-    """An action that this node does not have."""
-
-    def __init__(self, name: str, known: Iterable[str]) -> None:
-        super().__init__(
-            f"there is no action {name[:100]!r}",
-            hint=f"Known here: {', '.join(sorted(known))}.",
-        )
-
-
-class NodeStarting(Unavailable):
-    """A node that can't do yet what it was asked for."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(
-            f"the node is still starting, and can't answer {name[:100]!r} yet",
-            hint="Try again in a moment. `lowmark status` says what it waits for.",
-        )
-
-
-class BadRequest(Rejected):
-    """A body that is not what its action takes."""
 
 
 def reply(kind: type[AskT], answer: Callable[[AskT], msgspec.Struct]) -> Action:

@@ -15,8 +15,8 @@ from lowmark.faces import deferred
 from lowmark.fault import decode_fault
 from lowmark.group import OutcomeUnknown
 from lowmark.node.addresses import joined
-from lowmark.node.codes import ASKS_FOR_WHOLE
 from lowmark.node.messages import (
+    ASKS_FOR_WHOLE,
     ExecuteAsk,
     ExecutedReply,
     GetAsk,

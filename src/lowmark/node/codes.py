@@ -28,11 +28,7 @@ from pyarrow import flight
 from lowmark import fault
 from lowmark.errors import LowmarkError
 from lowmark.fault import encode_fault
-
-HEADER: Final = "lowmark-errors"
-WHOLE: Final = "json"
-ASKS_FOR_WHOLE: Final = [(HEADER.encode(), WHOLE.encode())]
-"""What our clients send with every call."""
+from lowmark.node.messages import HEADER, WHOLE
 
 _TEXT_BYTES_MAX: Final = 1_800
 _EXTRA_BYTES_MAX: Final = 2_000

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from lowmark.errors import LowmarkError, Rejected, Unavailable
 from lowmark.group import OutcomeUnknown
 
@@ -43,3 +45,27 @@ class ServerStuck(Unavailable):
             detail="A client keeps a connection open that could not be cut.",
             hint="What was acknowledged is safe: end the process.",
         )
+
+
+class ActionUnknown(Rejected):
+    """An action that this node does not have."""
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        super().__init__(
+            f"there is no action {name[:100]!r}",
+            hint=f"Known here: {', '.join(sorted(known))}.",
+        )
+
+
+class NodeStarting(Unavailable):
+    """A node that can't do yet what it was asked for."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"the node is still starting, and can't answer {name[:100]!r} yet",
+            hint="Try again in a moment. `lowmark status` says what it waits for.",
+        )
+
+
+class BadRequest(Rejected):
+    """A body that is not what its action takes."""

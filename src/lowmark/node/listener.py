@@ -37,7 +37,7 @@ import pyarrow
 from pyarrow import flight
 
 from lowmark.errors import LowmarkError
-from lowmark.node.action import Action, ActionUnknown, BadRequest, Call, NodeStarting
+from lowmark.node.action import Action, Call
 from lowmark.node.addresses import check_free, joined
 from lowmark.node.bridge import NodeClosing
 from lowmark.node.callers import (
@@ -49,7 +49,7 @@ from lowmark.node.callers import (
 )
 from lowmark.node.codes import asks_for_whole, flight_error
 from lowmark.node.cutting import Waiting
-from lowmark.node.errors import ServerFailed, ServerStuck
+from lowmark.node.errors import ActionUnknown, BadRequest, NodeStarting, ServerFailed, ServerStuck
 from lowmark.node.messages import BODY_BYTES_MAX
 from lowmark.node.owner import SCHEME
 from lowmark.node.slots import Slots

@@ -40,6 +40,11 @@ import msgspec
 
 from lowmark.formatting import counted
 
+HEADER: Final = "lowmark-errors"
+WHOLE: Final = "json"
+ASKS_FOR_WHOLE: Final = [(HEADER.encode(), WHOLE.encode())]
+"""What our clients send with every call."""
+
 BODY_BYTES_MAX = 16 << 20
 """More than the largest value, in base64, and its key."""
 

@@ -8,9 +8,10 @@ from typing import Any, TypeAlias
 import msgspec
 
 from lowmark.group import Future
-from lowmark.node.action import Action, ActionUnknown, Call, decoded, encode
+from lowmark.node.action import Action, Call, decoded, encode
 from lowmark.node.bridge import Bridge
 from lowmark.node.callers import OWNER, calling
+from lowmark.node.errors import ActionUnknown
 from lowmark.tokens import Caller
 
 TIMEOUT_S = 60.0
