@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -64,12 +65,19 @@ def test_a_mutant_is_found(
     name: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     first, said = FOUND_BY[name]
+    folders = (tmp_path / str(number) for number in count())
+
+    def broken(seed: int) -> str | None:
+        # Rows have the times of a real clock, and files with other times have other sizes: a bit
+        # that is flipped may be one that says nothing. So the seed that is known has three lives.
+        lives = 3 if seed == first else 1
+        found = (
+            broken_promise(seed, next(folders), COMPACTION_MUTANTS[name]) for _ in range(lives)
+        )
+        return next((promise for promise in found if promise is not None), None)
+
     found = first_broken(
-        record_property,
-        name,
-        known=first,
-        lives_in_all=LIVES_IN_ALL,
-        broken=lambda seed: broken_promise(seed, tmp_path / str(seed), COMPACTION_MUTANTS[name]),
+        record_property, name, known=first, lives_in_all=LIVES_IN_ALL, broken=broken
     )
     # then that life breaks, and for the right reason
     assert any(part in found for part in said), found
