@@ -17,7 +17,7 @@ from lowmark.runtime.certificates import Certificates
 from lowmark.runtime.der import NotDer, certificate_id, revocation_lists
 from lowmark.runtime.network import NotAPeer, PeerLost
 from lowmark.runtime.tls import Tls, TlsFiles, TlsUnusable
-from runtime.certificates import Authority, put
+from runtime.certificates import Authority, dns, put
 
 SOON_MS = 20_000
 LOOK_MS = 5.0
@@ -190,6 +190,47 @@ def test_a_new_certificate_of_another_host_is_not_used(
     assert "it is for n7.example, and others know us as 127.0.0.1" in b.certificates.problems()[0]
     assert b.certificates.tls is used
     b.reaches(a)
+
+
+def test_a_new_certificate_that_can_not_be_read_is_not_used(
+    pair: tuple[Node, Node], authority: Authority
+) -> None:
+    a, b = pair
+    there, used = b.certificates.files, b.certificates.tls
+    odd = authority.odd_files(dns(b"n7\xff.example"))
+    put(there.key, Path(odd.key).read_bytes())
+    put(there.certificate, Path(odd.certificate).read_bytes())
+    b.loop.run_until(
+        lambda: "it can't be read" in " ".join(b.certificates.problems()), timeout_ms=SOON_MS
+    )
+    assert b.certificates.tls is used
+    b.reaches(a)
+    # and the node goes on to look
+    authority.folder(Path(there.key).parent, "127.0.0.1", valid_days=90)
+    b.takes_up(used)
+    assert b.certificates.problems() == []
+
+
+def test_a_look_that_fails_in_any_way_is_told_and_is_not_the_last_one(
+    pair: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = pair
+    used = b.certificates.tls
+    # given a look that fails by what nothing here knows of
+    with monkeypatch.context() as patched:
+
+        def fails(files: TlsFiles) -> Tls:
+            raise MemoryError(files.key)
+
+        patched.setattr("lowmark.runtime.certificates.Tls", fails)
+        os.utime(b.certificates.files.key)
+        b.loop.run_until(lambda: bool(b.certificates.problems()), timeout_ms=SOON_MS)
+        assert "MemoryError" in b.certificates.problems()[0]
+        a.reaches(b)
+    # then the next one is as if it had not been
+    os.utime(b.certificates.files.key)
+    b.takes_up(used)
+    assert b.certificates.problems() == []
 
 
 # -- revoked --------------------------------------------------------------------------------------

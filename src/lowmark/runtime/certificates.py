@@ -101,12 +101,14 @@ class Certificates:
         self._lane.submit(lambda: _look(self._files, known, tls, hosts), self._looked)
 
     def _looked(self, outcome: Outcome[_Found | None]) -> None:
-        found = outcome.value()
-        if found is not None:
-            self._take(found)
-        for listener in self._listeners:
-            listener()
-        self._look_later()
+        try:
+            found = outcome.value()
+            if found is not None:
+                self._take(found)
+            for listener in self._listeners:
+                listener()
+        finally:
+            self._look_later()
 
     def _take(self, found: _Found) -> None:
         self._marks = found.marks
@@ -140,6 +142,9 @@ def _look(files: TlsFiles, known: _Marks, now: Tls, hosts: tuple[str, ...]) -> _
             )
     except TlsUnusable as error:
         tls = error
+    except Exception as error:  # whatever it is, what is in use goes on, and a person hears of it
+        reason = f"reading it, or what belongs to it, failed: {error!r}"
+        tls = TlsUnusable(files.certificate, what="certificate", reason=reason)
     # Replaced while it was read, it may be of two versions: the next look takes it as it is then.
     return _Found(marks, tls) if _marks(files) == marks else None
 
