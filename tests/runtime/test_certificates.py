@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -231,6 +232,35 @@ def test_a_look_that_fails_in_any_way_is_told_and_is_not_the_last_one(
     os.utime(b.certificates.files.key)
     b.takes_up(used)
     assert b.certificates.problems() == []
+
+
+def test_a_node_ends_while_a_look_at_its_files_hangs(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a file system that gives no answer
+    loop = RealLoop()
+    Certificates(loop, authority.folder(tmp_path / "n", "127.0.0.1"), look_ms=LOOK_MS)
+    asked, answers, answered = threading.Event(), threading.Event(), threading.Event()
+
+    class Hangs:
+        def __getattr__(self, name: str) -> object:
+            return getattr(os, name)
+
+        def stat(self, path: str) -> os.stat_result:
+            asked.set()
+            loop.call_from_thread(lambda: None)  # have it look whether that is so
+            answers.wait(10)
+            answered.set()
+            return os.stat(path)
+
+    monkeypatch.setattr("lowmark.runtime.certificates.os", Hangs())
+    loop.run_until(asked.is_set, timeout_ms=SOON_MS)
+    # then the loop is closed all the same
+    loop.close()
+    assert not answered.is_set()
+    # and an answer that comes later does no harm
+    answers.set()
+    assert answered.wait(10)
 
 
 # -- revoked --------------------------------------------------------------------------------------
