@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -166,19 +165,23 @@ def test_a_pair_of_which_only_one_half_is_new_is_not_used_and_the_whole_one_is(
 
 
 def test_a_start_waits_for_the_other_half_of_a_pair(
-    loop: RealLoop, authority: Authority, tmp_path: Path
+    loop: RealLoop, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files, made = authority.folder(tmp_path / "n", "127.0.0.1"), authority.files("127.0.0.1")
     # given a folder in which the key was replaced, and the certificate is about to be
     put(files.key, Path(made.key).read_bytes())
 
-    def replace_certificate() -> None:
-        time.sleep(0.1)
+    def replace_certificate(seconds: float) -> None:
+        del seconds
         put(files.certificate, Path(made.certificate).read_bytes())
 
-    loop.lane("another process").submit(replace_certificate, lambda _: None)
-    # then a node that starts gets the whole pair
-    assert Certificates(loop, files).tls.files == files
+    # when that happens while a node that starts waits for it
+    monkeypatch.setattr("lowmark.runtime.certificates._START_S", 60.0)
+    monkeypatch.setattr("lowmark.runtime.certificates.time.sleep", replace_certificate)
+    # then the node gets the whole pair
+    used = Certificates(loop, files).tls
+    assert used.certificate == Path(made.certificate).read_bytes()
+    assert used.key == Path(made.key).read_bytes()
 
 
 def test_a_new_certificate_of_another_host_is_not_used(
