@@ -67,9 +67,76 @@ def test_a_new_authority_keeps_its_key_to_itself(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path / "tls")) == ["ca.key", "ca.pem"]
 
 
+@pytest.mark.parametrize("mode", [0o755, 0o750, 0o1777])
+def test_a_directory_that_others_use_is_left_as_it_is(tmp_path: Path, mode: int) -> None:
+    # given one with a file in it, that others may enter; or one like /tmp
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    if not mode & stat.S_ISVTX:
+        (folder / "theirs").touch()
+    folder.chmod(mode)
+    # then no authority is made there, and the command says why
+    with pytest.raises(AuthorityRefused, match="other users of this machine") as refused:
+        Authority.found(str(folder))
+    assert f"chmod 700 {folder}" in refused.value.hint
+    assert mode_of(folder) == mode
+    assert not (folder / "ca.key").exists()
+
+
+def test_a_directory_that_has_an_authority_is_left_as_it_is(authority: Authority) -> None:
+    os.chmod(authority.folder, 0o755)
+    with pytest.raises(AuthorityRefused, match=r"there is ca\.pem in"):
+        Authority.found(authority.folder)
+    assert mode_of(Path(authority.folder)) == 0o755
+
+
+def test_a_directory_with_other_files_that_is_its_owner_s_alone_will_do(tmp_path: Path) -> None:
+    (tmp_path / "tls").mkdir(mode=0o700)
+    (tmp_path / "tls" / "notes").touch()
+    Authority.found(str(tmp_path / "tls"))
+    assert (tmp_path / "tls" / "ca.pem").exists()
+
+
+def test_an_init_that_was_killed_at_any_step_is_put_right_by_the_next(tmp_path: Path) -> None:
+    finished, step = False, 0
+    while not finished:
+        folder = tmp_path / str(step)
+        with pytest.MonkeyPatch.context() as patched:
+            killed_at(patched, step)
+            try:
+                Authority.found(str(folder))
+                finished = True
+            except Killed:
+                pass
+        # then what there is of a key stays, and is that of the authority
+        key = (folder / "ca.key").read_bytes() if (folder / "ca.key").exists() else b""
+        if not (folder / "ca.pem").exists():
+            Authority.found(str(folder))
+        assert (folder / "ca.key").read_bytes().startswith(key)
+        authority = Authority.of(str(folder))
+        authority.issue("n1", ["localhost"])
+        authority.issue("n2", ["localhost"])
+        shake(*(Tls(folder_of(authority, name)) for name in ("n1", "n2")))
+        step += 1
+    assert step > 5
+
+
+@pytest.mark.parametrize(
+    ("lost", "hint"),
+    [("ca.pem", "each node's folder has it"), ("ca.key", "nothing can be issued without it")],
+)
+def test_what_was_lost_of_an_authority_is_said(authority: Authority, lost: str, hint: str) -> None:
+    authority.issue("n1", ["localhost"])
+    os.unlink(f"{authority.folder}/{lost}")
+    with pytest.raises(AuthorityRefused, match=f"there is no .*{lost}") as refused:
+        Authority.of(authority.folder)
+    assert hint in refused.value.hint
+
+
 @pytest.mark.parametrize("left", ["ca.pem", "ca.key"])
 def test_an_authority_is_never_overwritten(authority: Authority, left: str) -> None:
     folder = Path(authority.folder)
+    authority.issue("n1", ["localhost"])
     (other,) = {"ca.pem", "ca.key"} - {left}
     (folder / other).unlink()
     content = (folder / left).read_bytes()

@@ -20,7 +20,7 @@ from lowmark.raft import (
     Snapshot,
     Vote,
 )
-from lowmark.runtime import Endpoint, NetworkLimits, PeerMisbehaved
+from lowmark.runtime import Endpoint, NetworkLimits, PeerMisbehaved, PeerRefused
 from lowmark.runtime.sim import Weather
 
 
@@ -392,6 +392,28 @@ def test_a_node_that_moved_is_found_at_its_new_address() -> None:
     transport.learn(2, cluster[2].address)
     serves(cluster)
     cluster.wait_even()
+
+
+def test_why_a_node_was_refused_is_forgotten_when_it_moves_or_goes() -> None:
+    cluster = Cluster()
+    transport = cluster[1].here.transport
+
+    def refuses(address: str) -> None:
+        transport._on_cut(address, PeerRefused(address, reason="its certificate was revoked"))
+
+    # given two nodes that are refused
+    refuses(cluster[2].address)
+    refuses(cluster[3].address)
+    assert transport.refused.keys() == {cluster[2].address, cluster[3].address}
+    # when one is heard of at the same address, then nothing changes
+    transport.learn(2, cluster[2].address)
+    assert cluster[2].address in transport.refused
+    # when it moves, then what was said of its old address goes
+    transport.learn(2, "n2:7")
+    assert transport.refused.keys() == {cluster[3].address}
+    # and so it does when a node goes
+    transport.forget_refused(but={"n2:7"})
+    assert transport.refused == {}
 
 
 # -- damage ---------------------------------------------------------------------------------------

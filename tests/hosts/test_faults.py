@@ -135,15 +135,20 @@ def test_a_slow_host_sends_and_hears_at_its_rate(
         took = seconds_for(line, size)
     # then it takes its time: the rate is held within a factor, whatever else the machine does
     assert took > (size - burst) / 1_000_000 * 0.9
-    # and at its end it is over
-    with Line(here, there) as line:
-        assert seconds_for(line, size) < took
+    # and at its end it is over, though a machine that is busy may take as long once or twice
+    eventually(lambda: sends_within(here, there, size, took))
 
 
 def test_what_is_no_share_is_refused(faults: Faults, pair: tuple[Host, Host]) -> None:
     for share in (0.0, 1.1):
         with pytest.raises(InvariantBroken), faults.lose(both(*pair), share=share):
             pass
+
+
+def sends_within(here: Host, there: Host, size: int, seconds: float) -> bool:
+    """Whether so many bytes arrive sooner."""
+    with Line(here, there) as line:
+        return seconds_for(line, size) < seconds
 
 
 def seconds_for(line: Line, size: int) -> float:

@@ -701,10 +701,14 @@ def test_one_of_two_leaves_and_the_other_goes_on_alone(leads: bool) -> None:
     # when one leaves, and is switched off as soon as it may be
     world.wait(leaver.here.leave())
     leaver.stop()
+    refused = other.here._groups.transport.refused
+    refused[leaver.info.address] = "its certificate was revoked"
     # then the other is a majority by itself
     wait_members(world, vote={other.number}, follow=set())
     serves(world, other)
     assert {node.number for node in other.here.topology.nodes} == {other.number}
+    # and nothing is said any more of why the one that left was refused
+    world.run_until(lambda: not refused)
     # and the one that left does not come back
     with pytest.raises(ClusterRefused, match="has left"):
         leaver.start()

@@ -42,6 +42,32 @@ class Authority:
         issued.private_key_pem.write_to_path(str(key))
         return TlsFiles(certificate=str(certificate), key=str(key), authority=self.path)
 
+    def odd_files(self, *names: bytes) -> TlsFiles:
+        """A node's files, with a certificate whose alternative names are encoded so: `dns` and `ip`
+        below make them.
+        """
+        there, now = self.files("127.0.0.1"), datetime.now(UTC)
+        signer = load_pem_private_key(self._authority.private_key_pem.bytes(), password=None)
+        assert isinstance(signer, EllipticCurvePrivateKey)
+        key = load_pem_private_key(Path(there.key).read_bytes(), password=None)
+        authority = x509.load_pem_x509_certificate(self._authority.cert_pem.bytes())
+        odd = x509.UnrecognizedExtension(
+            x509.SubjectAlternativeName.oid, _element(0x30, b"".join(names))
+        )
+        made = (
+            x509.CertificateBuilder()
+            .subject_name(x509.Name([]))
+            .issuer_name(authority.subject)
+            .public_key(key.public_key())  # type: ignore[arg-type]
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(days=1))
+            .not_valid_after(now + timedelta(days=30))
+            .add_extension(odd, critical=True)
+            .sign(signer, SHA256())
+        )
+        put(there.certificate, made.public_bytes(Encoding.PEM))
+        return there
+
     def revoke(self, path: str, *revoked: TlsFiles, valid_days: int = 60) -> None:
         """Write a list of revoked certificates, as a file that is there at once or not at all."""
         now = datetime.now(UTC)
@@ -68,6 +94,21 @@ class Authority:
         put(there.certificate, Path(made.certificate).read_bytes())
         put(there.authority, Path(made.authority).read_bytes())
         return there
+
+
+def dns(name: bytes) -> bytes:
+    """A host's name in a certificate."""
+    return _element(0x82, name)
+
+
+def ip(number: bytes) -> bytes:
+    """A host's number in a certificate."""
+    return _element(0x87, number)
+
+
+def _element(tag: int, content: bytes) -> bytes:
+    assert len(content) < 128
+    return bytes([tag, len(content)]) + content
 
 
 def serial_at(address: str) -> int:

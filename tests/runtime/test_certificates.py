@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -17,7 +17,7 @@ from lowmark.runtime.certificates import Certificates
 from lowmark.runtime.der import NotDer, certificate_id, revocation_lists
 from lowmark.runtime.network import NotAPeer, PeerLost
 from lowmark.runtime.tls import Tls, TlsFiles, TlsUnusable
-from runtime.certificates import Authority, put
+from runtime.certificates import Authority, dns, put
 
 SOON_MS = 20_000
 LOOK_MS = 5.0
@@ -165,19 +165,23 @@ def test_a_pair_of_which_only_one_half_is_new_is_not_used_and_the_whole_one_is(
 
 
 def test_a_start_waits_for_the_other_half_of_a_pair(
-    loop: RealLoop, authority: Authority, tmp_path: Path
+    loop: RealLoop, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files, made = authority.folder(tmp_path / "n", "127.0.0.1"), authority.files("127.0.0.1")
     # given a folder in which the key was replaced, and the certificate is about to be
     put(files.key, Path(made.key).read_bytes())
 
-    def replace_certificate() -> None:
-        time.sleep(0.1)
+    def replace_certificate(seconds: float) -> None:
+        del seconds
         put(files.certificate, Path(made.certificate).read_bytes())
 
-    loop.lane("another process").submit(replace_certificate, lambda _: None)
-    # then a node that starts gets the whole pair
-    assert Certificates(loop, files).tls.files == files
+    # when that happens while a node that starts waits for it
+    monkeypatch.setattr("lowmark.runtime.certificates._START_S", 60.0)
+    monkeypatch.setattr("lowmark.runtime.certificates.time.sleep", replace_certificate)
+    # then the node gets the whole pair
+    used = Certificates(loop, files).tls
+    assert used.certificate == Path(made.certificate).read_bytes()
+    assert used.key == Path(made.key).read_bytes()
 
 
 def test_a_new_certificate_of_another_host_is_not_used(
@@ -190,6 +194,76 @@ def test_a_new_certificate_of_another_host_is_not_used(
     assert "it is for n7.example, and others know us as 127.0.0.1" in b.certificates.problems()[0]
     assert b.certificates.tls is used
     b.reaches(a)
+
+
+def test_a_new_certificate_that_can_not_be_read_is_not_used(
+    pair: tuple[Node, Node], authority: Authority
+) -> None:
+    a, b = pair
+    there, used = b.certificates.files, b.certificates.tls
+    odd = authority.odd_files(dns(b"n7\xff.example"))
+    put(there.key, Path(odd.key).read_bytes())
+    put(there.certificate, Path(odd.certificate).read_bytes())
+    b.loop.run_until(
+        lambda: "it can't be read" in " ".join(b.certificates.problems()), timeout_ms=SOON_MS
+    )
+    assert b.certificates.tls is used
+    b.reaches(a)
+    # and the node goes on to look
+    authority.folder(Path(there.key).parent, "127.0.0.1", valid_days=90)
+    b.takes_up(used)
+    assert b.certificates.problems() == []
+
+
+def test_a_look_that_fails_in_any_way_is_told_and_is_not_the_last_one(
+    pair: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = pair
+    used = b.certificates.tls
+    # given a look that fails by what nothing here knows of
+    with monkeypatch.context() as patched:
+
+        def fails(files: TlsFiles) -> Tls:
+            raise MemoryError(files.key)
+
+        patched.setattr("lowmark.runtime.certificates.Tls", fails)
+        os.utime(b.certificates.files.key)
+        b.loop.run_until(lambda: bool(b.certificates.problems()), timeout_ms=SOON_MS)
+        assert "MemoryError" in b.certificates.problems()[0]
+        a.reaches(b)
+    # then the next one is as if it had not been
+    os.utime(b.certificates.files.key)
+    b.takes_up(used)
+    assert b.certificates.problems() == []
+
+
+def test_a_node_ends_while_a_look_at_its_files_hangs(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a file system that gives no answer
+    loop = RealLoop()
+    Certificates(loop, authority.folder(tmp_path / "n", "127.0.0.1"), look_ms=LOOK_MS)
+    asked, answers, answered = threading.Event(), threading.Event(), threading.Event()
+
+    class Hangs:
+        def __getattr__(self, name: str) -> object:
+            return getattr(os, name)
+
+        def stat(self, path: str) -> os.stat_result:
+            asked.set()
+            loop.call_from_thread(lambda: None)  # have it look whether that is so
+            answers.wait(10)
+            answered.set()
+            return os.stat(path)
+
+    monkeypatch.setattr("lowmark.runtime.certificates.os", Hangs())
+    loop.run_until(asked.is_set, timeout_ms=SOON_MS)
+    # then the loop is closed all the same
+    loop.close()
+    assert not answered.is_set()
+    # and an answer that comes later does no harm
+    answers.set()
+    assert answered.wait(10)
 
 
 # -- revoked --------------------------------------------------------------------------------------

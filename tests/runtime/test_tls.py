@@ -24,7 +24,7 @@ from lowmark.runtime import Buffer, NetworkLimits, RealLoop, RealNetwork, real_r
 from lowmark.runtime.frames import frame_header, hello
 from lowmark.runtime.network import NotAPeer, PeerLost
 from lowmark.runtime.tls import TlsFiles, TlsUnusable
-from runtime.certificates import Authority
+from runtime.certificates import Authority, dns, ip
 
 SOON_MS = 20_000
 LIMITS = NetworkLimits(rest_ms_min=1, rest_ms_max=8)
@@ -207,6 +207,8 @@ def test_a_stranger_with_a_good_certificate_is_a_peer(
         ("another's name", "it calls itself 127.0.0.1:1; its certificate is for n7.example, not"),
         ("no name", "it calls itself nonsense; that is no address"),
         ("wildcard", "its certificate is for *.example, not for n7.example"),
+        ("no text", "its certificate can't be read: 'utf-8' codec can't decode"),
+        ("no number", "its certificate is for <invalid>, not for 127.0.0.1"),
     ],
 )
 def test_whoever_cannot_prove_who_it_is_is_refused_and_harms_nobody(
@@ -235,6 +237,10 @@ def test_whoever_cannot_prove_who_it_is_is_refused_and_harms_nobody(
             context, name = client(authority.files("n7.example")), "127.0.0.1:1"
         case "no name":
             context, name = client(authority.files("n7.example")), "nonsense"
+        case "no text":
+            context = client(authority.odd_files(dns(b"n7\xff.example")))
+        case "no number":
+            context, name = client(authority.odd_files(ip(bytes(8)))), "127.0.0.1:1"
         case _:
             context = client(authority.files("*.example"))
     aside(visit(b, context, name=name))
@@ -247,6 +253,15 @@ def test_whoever_cannot_prove_who_it_is_is_refused_and_harms_nobody(
     # and the others go on, on the connection they have
     check_pair_goes_on(a, b)
     assert {sender for sender, _ in b.frames} == {a.address}
+
+
+def test_a_name_that_says_nothing_does_not_spoil_the_others(
+    loop: RealLoop, authority: Authority
+) -> None:
+    files = authority.odd_files(ip(bytes(8)), ip(bytes([127, 0, 0, 1])))
+    a, b = Node(loop, files), Node(loop, authority.files("127.0.0.1"))
+    a.reaches(b)
+    b.reaches(a)
 
 
 def test_a_certificate_of_another_host_can_not_push_out_the_one_who_is_there(
@@ -503,6 +518,15 @@ def test_a_certificate_that_every_peer_would_refuse_is_refused_at_the_start(
     foreign = replace(authority.files("127.0.0.1"), authority=other_authority.path)
     with pytest.raises(TlsUnusable, match="every peer would refuse it"):
         real_runtime(str(tmp_path), tls=foreign)
+
+
+def test_a_certificate_that_can_not_be_read_is_refused_at_the_start(
+    tmp_path: Path, authority: Authority
+) -> None:
+    odd = authority.odd_files(dns(b"n7\xff.example"))
+    with pytest.raises(TlsUnusable, match="it can't be read: 'utf-8' codec") as refused:
+        real_runtime(str(tmp_path), tls=odd)
+    assert refused.value.path == odd.certificate
 
 
 def test_a_certificate_must_be_for_the_name_that_others_know_us_by(

@@ -7,6 +7,8 @@
     3. the key is there: until step 4 it does not match, and a running node goes on with what it has
     4. the certificate is there
 
+`found`: first the key is there, then the certificate. A key alone is used by the next `found`.
+
 `revoke`:
 
     1. the new list is in the directory
@@ -50,6 +52,8 @@ ISSUED: Final = "issued.jsonl"
 AUTHORITY_DAYS: Final = 3_650
 DAYS: Final = 365
 DAYS_MAX: Final = 3_650
+_LOST: Final = f"Put {AUTHORITY} back: each node's folder has it."
+_ELSEWHERE: Final = "Issue certificates by it (`lowmark tls issue`), or give another directory."
 _BEFORE = timedelta(hours=1)
 """So much earlier a certificate is valid: other machines' clocks may be behind."""
 
@@ -87,23 +91,20 @@ class Authority:
 
     @classmethod
     def found(cls, folder: str, *, now: datetime | None = None) -> Self:
-        """Make one in a directory that has none."""
+        """Make one in a directory that has none, or finish one of which only the key is there."""
         now = now or datetime.now(UTC)
+        path = os.path.join(folder, AUTHORITY_KEY)
         with in_our_words(f"no authority could be made in {folder}"):
+            _check_none(folder)  # before the directory is changed
             make_folder(folder)
             with in_turn(folder):
-                for name in (AUTHORITY, AUTHORITY_KEY):
-                    if os.path.lexists(os.path.join(folder, name)):
-                        raise AuthorityRefused(
-                            f"there is {name} in {folder} already",
-                            detail="A new authority would make every certificate of the one that"
-                            " is there worthless.",
-                            hint="Issue certificates by it (`lowmark tls issue`), or give another"
-                            " directory.",
-                        )
-                key = generate_private_key(SECP256R1())
+                _check_none(folder)
+                if os.path.lexists(path):
+                    key = _key_in(path)
+                else:
+                    key = generate_private_key(SECP256R1())
+                    put(path, _pem_of_key(key), mode=OWNER_ALONE)
                 certificate = _authority_certificate(key, now)
-                put(os.path.join(folder, AUTHORITY_KEY), _pem_of_key(key), mode=OWNER_ALONE)
                 put(os.path.join(folder, AUTHORITY), certificate.public_bytes(Encoding.PEM))
         return cls(folder, certificate, key)
 
@@ -114,19 +115,16 @@ class Authority:
         try:
             with open(os.path.join(folder, AUTHORITY), "rb") as file:
                 certificate = x509.load_pem_x509_certificate(file.read())
-            with open(path, "rb") as file:
-                key = load_pem_private_key(file.read(), password=None)
+            key = _key_in(path)
         except FileNotFoundError as error:
             raise AuthorityRefused(
                 f"{folder} is not the directory of an authority: there is no {error.filename}",
-                hint=f"Make one: lowmark tls init {folder}",
+                hint=_how_to_have(folder),
             ) from error
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise AuthorityRefused(f"the authority in {folder} can't be read: {reason}") from error
-        if not isinstance(key, EllipticCurvePrivateKey) or (
-            key.public_key() != certificate.public_key()
-        ):
+        if key.public_key() != certificate.public_key():
             raise AuthorityRefused(
                 f"{path} is not the key of {AUTHORITY} beside it",
                 hint="Put back both files of one authority.",
@@ -319,6 +317,48 @@ class Authority:
 def _noted(issued: Issued) -> bytes:
     fields = {name: getattr(issued, name) for name in Issued.__dataclass_fields__}
     return json.dumps(fields).encode()
+
+
+def _check_none(folder: str) -> None:
+    """Refuse a directory that has an authority. A key alone is none yet: its `init` was killed."""
+
+    def has(name: str) -> bool:
+        return os.path.lexists(os.path.join(folder, name))
+
+    there = AUTHORITY if has(AUTHORITY) else AUTHORITY_KEY if has(ISSUED) else ""
+    if there and has(there):
+        raise AuthorityRefused(
+            f"there is {there} in {folder} already",
+            detail="A new authority would make every certificate of the one that is there"
+            " worthless.",
+            hint=_LOST if there == AUTHORITY_KEY else _ELSEWHERE,
+        )
+
+
+def _how_to_have(folder: str) -> str:
+    """What to do where one of the two files is missing."""
+    if os.path.lexists(os.path.join(folder, AUTHORITY)):
+        return (
+            f"Put {AUTHORITY_KEY} back: nothing can be issued without it. Or make another"
+            " authority, in another directory."
+        )
+    if os.path.lexists(os.path.join(folder, ISSUED)):
+        return _LOST
+    return f"Make one: lowmark tls init {folder}"
+
+
+def _key_in(path: str) -> EllipticCurvePrivateKey:
+    try:
+        with open(path, "rb") as file:
+            key = load_pem_private_key(file.read(), password=None)
+    except (ValueError, TypeError) as error:
+        raise AuthorityRefused(f"the authority's key in {path} can't be read: {error}") from error
+    if not isinstance(key, EllipticCurvePrivateKey):
+        raise AuthorityRefused(
+            f"{path} is no key that `lowmark tls init` has made",
+            hint="Put back both files of one authority.",
+        )
+    return key
 
 
 def _authority_certificate(key: EllipticCurvePrivateKey, now: datetime) -> x509.Certificate:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 
 from lowmark.authority.errors import AuthorityRefused
@@ -12,6 +13,7 @@ from lowmark.authority.errors import AuthorityRefused
 OWNER_ALONE = 0o600
 FOR_ALL = 0o644
 FOLDER = 0o700
+_OTHERS = 0o077
 
 
 @contextlib.contextmanager
@@ -28,10 +30,24 @@ def in_our_words(what: str) -> Iterator[None]:
 
 
 def make_folder(path: str) -> None:
-    """A folder for its owner alone; one that is there becomes that."""
-    with contextlib.suppress(FileExistsError):
+    """A folder for its owner alone. One that is there is taken if it is that already, or is ours
+    and empty: to close any other would lock others out of what is theirs.
+    """
+    try:
         os.mkdir(path, FOLDER)
         sync_folder(os.path.dirname(os.path.abspath(path)))
+    except FileExistsError:
+        there = os.stat(path)
+        if not there.st_mode & _OTHERS:
+            return
+        shared = there.st_mode & stat.S_ISVTX or there.st_uid != os.geteuid()
+        if shared or os.listdir(path):
+            raise AuthorityRefused(
+                f"other users of this machine can enter {path}",
+                detail="The key of an authority is for its owner alone.",
+                hint="Give a directory that is not there yet. If this one is to be yours alone,"
+                f" close it: chmod 700 {path}",
+            ) from None
     os.chmod(path, FOLDER)
 
 

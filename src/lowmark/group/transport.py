@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -160,11 +161,18 @@ class Transport:
         old = self._addresses.get(node)
         if old is not None and self._nodes.get(old) == node:
             del self._nodes[old]
+            if old != address:
+                self.refused.pop(old, None)  # nothing is dialled there any more
         before = self._nodes.get(address)
         if before is not None and before != node:
             del self._addresses[before]
         self._addresses[node] = address
         self._nodes[address] = node
+
+    def forget_refused(self, *, but: AbstractSet[str]) -> None:
+        """Nodes are at these addresses alone: why others were refused is of no use any more."""
+        for address in self.refused.keys() - but:
+            del self.refused[address]
 
     def close(self) -> None:
         """Send nothing more and hear nothing more."""

@@ -561,6 +561,7 @@ class Cluster:
         for member in sorted(self.metastore.group.members().everybody - {self.node.number}):
             if member in addresses:
                 peers.setdefault(str(member), addresses[member])
+        self._groups.transport.forget_refused(but=set(peers.values()))
         changes: dict[str, object] = {}
         if peers and list(peers.items()) != list(self._identity.peers.items()):
             changes["peers"] = peers

@@ -185,14 +185,14 @@ def check_free(address: str) -> None:
     """Say by name that a process listens there already: the server itself can't tell."""
     host, port = host_and_port(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with contextlib.closing(socket.socket(family, socket.SOCK_STREAM)) as tried:
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+    try:  # there may be no handle for it
+        with contextlib.closing(socket.socket(family, socket.SOCK_STREAM)) as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             tried.bind((host, port))
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise AddressInUse(address) from error
-            raise AddressUnusable(address, reason=error.strerror or str(error)) from error
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise AddressInUse(address) from error
+        raise AddressUnusable(address, reason=error.strerror or str(error)) from error
 
 
 def _numeric(address: str) -> str:

@@ -317,7 +317,7 @@ class Listener:
             check_free(self.address)
         try:
             self._flight = _FlightServer(self, self.location, self._certificates)
-        except pyarrow.ArrowException as error:
+        except (pyarrow.ArrowException, OSError) as error:
             raise AddressUnusable(self.address, reason=str(error)) from error
         if self._path is None:
             self.address = joined(host_and_port(self.address)[0], self._flight.port)
@@ -448,7 +448,7 @@ class Listener:
             self._certificates = certificates or before
             try:
                 self._open_soon()
-            except LowmarkError:
+            except Exception:
                 self._certificates = before
                 self._open_soon()
                 raise
@@ -477,11 +477,12 @@ class Listener:
 
     def _begin_end(self) -> Callable[[], bool]:
         """Have Flight's part listen no more, and end its calls; gives whether they have ended."""
-        ending, self._flight = self._flight, None
+        ending = self._flight
         if ending is None:
             return lambda: True
         thread = threading.Thread(target=ending.shutdown, name="lowmark-end", daemon=True)
-        thread.start()
+        thread.start()  # while the machine has no thread for it, this raises, and it still listens
+        self._flight = None
         return lambda: not thread.is_alive()
 
     def _wait_for_end(

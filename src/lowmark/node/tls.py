@@ -24,6 +24,9 @@ from lowmark.runtime.tls import Tls
 
 logger = logging.getLogger(__name__)
 
+_REST_LOOKS, _REST_LOOKS_MAX = 4, 256
+"""So many looks at the files after a certificate was not taken it is tried again; then twice that.
+"""
 _BOTH = "it takes nodes without TLS, too: start it with --tls-mode require when all nodes have TLS"
 
 
@@ -51,6 +54,10 @@ class NodeTls:
         self._served: Tls | None = None
         self._unserved = ""
         """Why clients are not shown the certificate of now."""
+        self._refused: Tls | None = None
+        """What the listener did not take, and so many looks later it is tried again:"""
+        self._looks_left = 0
+        self._rest_looks = _REST_LOOKS
 
     def listener(
         self, address: str, *, callers: Callers | None = None, door: Door | None = None
@@ -80,30 +87,45 @@ class NodeTls:
         ]
 
     def _serve_anew(self) -> None:
-        """Give the listener the certificates of now, if they are others."""
+        """Give the listener the certificates of now, if it has others, or does not listen."""
         assert self._network is not None
         assert self._network.certificates is not None
         tls, listener = self._network.certificates.tls, self._listener
         if tls is self._served or listener is None:
+            return
+        # To try cuts off calls of clients that it listens to; one that does not listen has none.
+        if tls is self._refused and listener.listens and self._looks_left:
+            self._looks_left -= 1
             return
         self._served = tls
 
         def reopen() -> None:
             try:
                 listener.reopen(_shown(tls))
-                self._unserved = ""
+                self._unserved, self._refused, self._rest_looks = "", None, _REST_LOOKS
                 logger.info("clients are shown the new certificate")
             except NodeClosing:
                 return
-            except LowmarkError as error:
-                if not listener.listens:
-                    self._served = None  # another process took the port: it is tried again
-                self._unserved = f"clients are not shown the new certificate: {error.message}"
-                logger.error(
-                    "clients are not shown the new certificate", extra={"reason": error.one_line()}
-                )
+            except Exception as error:
+                self._not_served(tls, listener, error)
 
-        threading.Thread(target=reopen, name="lowmark-reopen", daemon=True).start()
+        try:
+            threading.Thread(target=reopen, name="lowmark-reopen", daemon=True).start()
+        except RuntimeError as error:  # the machine has no thread for it
+            self._not_served(tls, listener, error)
+
+    def _not_served(self, tls: Tls, listener: Listener, error: Exception) -> None:
+        """Whatever the reason is, it may be over soon: have a later look try again."""
+        what = "clients are not shown the new certificate"
+        if not listener.listens:
+            what = "clients can't connect since the certificate was renewed"
+        why = error.message if isinstance(error, LowmarkError) else repr(error)
+        self._unserved = f"{what}: {why}"
+        logger.error(what, extra={"reason": why})
+        self._refused, self._looks_left = tls, self._rest_looks
+        self._rest_looks = min(2 * self._rest_looks, _REST_LOOKS_MAX)
+        if self._served is tls:
+            self._served = None
 
 
 def _shown(tls: Tls) -> Certificates:

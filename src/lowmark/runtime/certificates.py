@@ -1,9 +1,10 @@
 """The certificates that a node uses now: read again when their files change.
 
 Once a second the files are looked at (`stat`), on a lane of their own: a disk that is slow stops no
-node. What has changed is read whole and tried, as at the start; then it takes the place of what was
-in use, at once. New connections use it from then on. Those that stand are looked at, too: one whose
-other side's certificate was revoked, or has ended, is cut.
+node, and one that gives no answer does not keep it from ending. What has changed is read whole and
+tried, as at the start; then it takes the place of what was in use, at once. New connections use it
+from then on. Those that stand are looked at, too: one whose other side's certificate was revoked,
+or has ended, is cut.
 
 Files that can't be used change nothing: what was in use stays so, and the node says which file is
 wrong, in its log and in its status. That is also what happens in the moment in which a certificate
@@ -20,7 +21,8 @@ from collections.abc import Callable
 from typing import Final, NamedTuple, TypeAlias
 
 from lowmark.formatting import counted
-from lowmark.runtime.loop import Loop, Outcome
+from lowmark.runtime.loop import Outcome
+from lowmark.runtime.real_loop import RealLoop
 from lowmark.runtime.tls import KeyMismatch, Tls, TlsFiles, TlsUnusable
 
 logger = logging.getLogger(__name__)
@@ -45,14 +47,14 @@ class _Found(NamedTuple):
 class Certificates:
     """Of one node. Everything but `_look` is on the loop."""
 
-    def __init__(self, loop: Loop, files: TlsFiles, *, look_ms: float = LOOK_MS) -> None:
+    def __init__(self, loop: RealLoop, files: TlsFiles, *, look_ms: float = LOOK_MS) -> None:
         self._loop = loop
         self._files = files
         self._look_ms = look_ms
         self._hosts: tuple[str, ...] = ()
         self._unusable: TlsUnusable | None = None
         self._listeners: list[Callable[[], None]] = []
-        self._lane = loop.lane("certificates")
+        self._lane = loop.lane("certificates", may_hang=True)
         self._marks = _marks(files)
         self.tls = _read_at_start(files)
         """What is used now."""
@@ -101,12 +103,14 @@ class Certificates:
         self._lane.submit(lambda: _look(self._files, known, tls, hosts), self._looked)
 
     def _looked(self, outcome: Outcome[_Found | None]) -> None:
-        found = outcome.value()
-        if found is not None:
-            self._take(found)
-        for listener in self._listeners:
-            listener()
-        self._look_later()
+        try:
+            found = outcome.value()
+            if found is not None:
+                self._take(found)
+            for listener in self._listeners:
+                listener()
+        finally:
+            self._look_later()
 
     def _take(self, found: _Found) -> None:
         self._marks = found.marks
@@ -140,6 +144,9 @@ def _look(files: TlsFiles, known: _Marks, now: Tls, hosts: tuple[str, ...]) -> _
             )
     except TlsUnusable as error:
         tls = error
+    except Exception as error:  # whatever it is, what is in use goes on, and a person hears of it
+        reason = f"reading it, or what belongs to it, failed: {error!r}"
+        tls = TlsUnusable(files.certificate, what="certificate", reason=reason)
     # Replaced while it was read, it may be of two versions: the next look takes it as it is then.
     return _Found(marks, tls) if _marks(files) == marks else None
 

@@ -12,7 +12,7 @@ from lowmark.runtime.overlay_disk import OverlayDisk
 from lowmark.runtime.real_disk import RealDisk
 from lowmark.runtime.real_loop import RealLoop
 from lowmark.runtime.real_network import RealNetwork
-from lowmark.runtime.tls import TlsFiles, TlsUnusable
+from lowmark.runtime.tls import TlsFiles
 
 
 def real_runtime(
@@ -40,7 +40,7 @@ def real_runtime(
             if alone
             else RealNetwork(loop, random=random, limits=limits, tls=tls, tls_optional=tls_optional)
         )
-    except TlsUnusable:
+    except BaseException:
         loop.close()
         raise
     return Runtime(

@@ -35,7 +35,10 @@ class _RealTimer:
 
 
 class _RealLane:
-    def __init__(self, name: str, finish: Callable[[Callback], None]) -> None:
+    def __init__(
+        self, name: str, finish: Callable[[Callback], None], *, may_hang: bool = False
+    ) -> None:
+        self._may_hang = may_hang
         self._steps: queue.SimpleQueue[tuple[Any, Any] | None] = queue.SimpleQueue()
         self._finish = finish
         self._stopped = False
@@ -50,7 +53,8 @@ class _RealLane:
     def stop(self) -> None:
         self._stopped = True
         self._steps.put(None)
-        self._thread.join()
+        if not self._may_hang:
+            self._thread.join()
 
     def _work(self) -> None:
         while (item := self._steps.get()) is not None:
@@ -117,10 +121,11 @@ class RealLoop:
         timer.handle = self.asyncio.call_later(delay_ms / 1000, self.call_soon, timer)
         return timer
 
-    def lane(self, name: str) -> _RealLane:
+    def lane(self, name: str, *, may_hang: bool = False) -> _RealLane:
+        """`may_hang`: its steps change nothing, and `close` does not wait for the one at hand."""
         invariant(not self._closed, "nothing is submitted to a loop that was closed")
         if name not in self._lanes:
-            self._lanes[name] = _RealLane(name, self.call_from_thread)
+            self._lanes[name] = _RealLane(name, self.call_from_thread, may_hang=may_hang)
         return self._lanes[name]
 
     def run_until(self, condition: Callable[[], bool], *, timeout_ms: float = 60_000) -> None:

@@ -18,12 +18,13 @@ to TLS, a node may take both (`real_network`): what it dials, it dials with TLS 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any, NoReturn, Self, cast
 
 from lowmark.errors import Rejected
@@ -95,17 +96,29 @@ class Tls:
         self._listens = _context(ssl.PROTOCOL_TLS_SERVER, files)
         self._listens.num_tickets = 0  # no session is ever taken up again
         ours = self._shake_own_hand()
-        self._ours = ours.names()
-        authorities = self._dials.get_ca_certs()
+        try:
+            self._ours, ends_s, _ = ours.names(), ours.ends_s, ours.certificate
+        except Untrusted as odd:
+            reason = odd.reason.removeprefix("its certificate ")
+            raise TlsUnusable(files.certificate, what="certificate", reason=f"it {reason}") from odd
         self.authorities = frozenset(self._dials.get_ca_certs(binary_form=True))
         """Whom we believe."""
-        self.ends = [End(files.certificate, "certificate", ours.ends_s)]
+        self.ends = [End(files.certificate, "certificate", ends_s)]
         """Until when what is in the files can be used."""
-        if authorities:  # while one is replaced by another, the later one counts
-            last_s = max(ssl.cert_time_to_seconds(str(one["notAfter"])) for one in authorities)
-            self.ends.append(End(files.authority, "authority", last_s))
+        if self.authorities:
+            self.ends.append(End(files.authority, "authority", self._authority_ends_s()))
         if list_ends_s is not None:
             self.ends.append(End(files.revoked, "list of revoked certificates", list_ends_s))
+
+    def _authority_ends_s(self) -> float:
+        """While one is replaced by another, the later one counts."""
+        try:
+            ends = [str(one["notAfter"]) for one in self._dials.get_ca_certs()]
+            return max(map(ssl.cert_time_to_seconds, ends))
+        except Exception as error:
+            raise TlsUnusable(
+                self.files.authority, what="authority", reason=f"it can't be read: {error}"
+            ) from error
 
     def dial(self) -> TlsSession:
         """The side of a connection that dialled."""
@@ -126,10 +139,13 @@ class Tls:
 
     def refusal(self, session: TlsSession, *, now_s: float) -> str | None:
         """Why the other side of a connection that stands is not believed any more, if so."""
-        if session.ends_s <= now_s:
-            return "its certificate has expired"
-        if session.certificate in self._revoked:
-            return "its certificate was revoked"
+        try:
+            if session.ends_s <= now_s:
+                return "its certificate has expired"
+            if session.certificate in self._revoked:
+                return "its certificate was revoked"
+        except Untrusted as odd:
+            return odd.reason
         return None
 
     def _shake_own_hand(self) -> TlsSession:
@@ -222,19 +238,22 @@ class TlsSession:
 
     def names(self) -> list[tuple[str, str]]:
         """What the other side's certificate is for."""
-        certificate: Any = self._tls.getpeercert() or {}
-        return list(certificate.get("subjectAltName", ()))
+        with _reading():
+            certificate: Any = self._tls.getpeercert() or {}
+            return list(certificate.get("subjectAltName", ()))
 
     @cached_property
     def ends_s(self) -> float:
         """When the other side's certificate ends: seconds since 1970. It has shaken hands."""
-        certificate: Any = self._tls.getpeercert()
-        return ssl.cert_time_to_seconds(certificate["notAfter"])
+        with _reading():
+            certificate: Any = self._tls.getpeercert()
+            return ssl.cert_time_to_seconds(certificate["notAfter"])
 
     @cached_property
     def certificate(self) -> CertificateId:
         """By what the other side's certificate is known."""
-        return certificate_id(self._tls.getpeercert(binary_form=True) or b"")
+        with _reading():
+            return certificate_id(self._tls.getpeercert(binary_form=True) or b"")
 
     @property
     def shaken(self) -> bool:
@@ -243,8 +262,22 @@ class TlsSession:
 
     def refusal(self, host: str) -> str | None:
         """Why the other side can't be this host; None if it can."""
-        names = self.names()
+        try:
+            names = self.names()
+        except Untrusted as odd:
+            return odd.reason
         return None if _names(host, names) else f"its certificate is {_said(names)}, not for {host}"
+
+
+@contextlib.contextmanager
+def _reading() -> Iterator[None]:
+    """An authority may sign what Python can't read: a name that is no text, say. However reading
+    fails, the other side is refused, and nothing else comes of it.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise Untrusted(f"its certificate can't be read: {error}") from error
 
 
 # -- names ----------------------------------------------------------------------------------------
@@ -256,7 +289,14 @@ def _names(host: str, names: list[tuple[str, str]]) -> bool:
     except ValueError:
         plain = host.lower().rstrip(".")
         return any(kind == "DNS" and name.lower().rstrip(".") == plain for kind, name in names)
-    return any(kind == "IP Address" and ip_address(name.strip()) == wanted for kind, name in names)
+    return any(kind == "IP Address" and _number(name) == wanted for kind, name in names)
+
+
+def _number(name: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(name.strip())
+    except ValueError:
+        return None  # of as many bytes as no number has: so says OpenSSL of it
 
 
 def _said(names: list[tuple[str, str]]) -> str:
