@@ -19,7 +19,9 @@ from benchmarks.table_figures import ROWS
 from benchmarks.table_workload import BATCH_ROWS, PARTITIONS
 from clusters.processes import Child
 from lowmark import authority
-from lowmark.errors import invariant
+from lowmark.errors import LowmarkError, Unauthenticated, invariant
+from lowmark.node import NodeClient
+from lowmark.node.messages import Nothing, PeerAddress
 
 HOST = "127.0.0.1"
 WITH = "with TLS 1.3 and a token that is checked at each call"
@@ -30,6 +32,19 @@ def _certificates(folder: Path) -> str:
     ours = authority.Authority.found(str(folder / "tls"))
     ours.issue("node", [HOST])
     return f"{ours.folder}/node"
+
+
+def _check_guard(address: str, *, tls: bool, tokens: bool) -> None:
+    """See that a node speaks TLS, and asks for a token, exactly if it is to."""
+    invariant(address.startswith("lowmark+tls") == tls, "TLS as asked for")
+    refused: type[LowmarkError] | None = None
+    if not tls:  # else it would take the authority to ask; the options are the same
+        try:
+            with NodeClient(address) as client:
+                client.ask("cluster.peer-address", Nothing(), PeerAddress)
+        except Unauthenticated as error:
+            refused = type(error)
+        invariant((refused is not None) == tokens, "tokens as asked for")
 
 
 def _find_cryptography() -> None:
@@ -54,7 +69,7 @@ def tls_append(bench: Bench[ServerSizes]) -> Iterator[Plan]:
         def appending(tls: str) -> Turn:
             def turn(folder: Path) -> Side:
                 with ours.node(folder, sizes.append_wal_bytes, tls=tls, tokens=bool(tls)) as node:
-                    invariant(ours.address.startswith("lowmark+tls") == bool(tls), "as asked for")
+                    _check_guard(ours.address, tls=bool(tls), tokens=bool(tls))
                     return checked(worked(ours.clients, work, until_rest_of=node), rows)
 
             return turn
@@ -88,6 +103,7 @@ def _beside(
             node = stack.enter_context(
                 ours.node(folder, sizes.append_wal_bytes, tls=certificates, tokens=guarded)
             )
+            _check_guard(ours.address, tls=guarded and tls, tokens=guarded)
             first = [Append(first=0, rows=sizes.keys)]
             checked(worked(ours.clients[:1], first, until_rest_of=node), sizes.keys)
             # Some keys of every partition: the index is built when a key is looked up first.

@@ -32,7 +32,7 @@ def main() -> None:
     tls, tokens = (*sys.argv[3:], "", "")[:2]
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     Path(data).mkdir(exist_ok=True)
-    os.environ.setdefault("GRPC_SSL_CIPHER_SUITES", TLS_1_3_ALONE)
+    os.environ["GRPC_SSL_CIPHER_SUITES"] = TLS_1_3_ALONE
     options = NodeOptions(data=data, listen="127.0.0.1:0", tls=tls, tokens=tokens == "tokens")
     node = Node(options, Settings(log=LogConfig(wal_bytes_max=wal_bytes)))
     loop = threading.current_thread()

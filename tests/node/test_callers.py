@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import flight
 
 import lowmark
 from lowmark.errors import PermissionDenied, Rejected, Unauthenticated
@@ -13,7 +15,7 @@ from lowmark.node import NodeClient
 from lowmark.node.action import Call
 from lowmark.node.callers import OWNER, AnyCaller, bearer_of
 from lowmark.node.listener import Listener, caller_of
-from lowmark.tokens import Caller
+from lowmark.tokens import Caller, TokensUnknown
 from node.raw_flight import METHODS, RawFlight
 from node.test_codes import Failing
 
@@ -136,3 +138,44 @@ def test_a_mistake_of_who_knows_callers_lets_no_call_in(
 )
 def test_a_token_is_read_in_any_case(headers: dict[str, list[str]], token: str | None) -> None:
     assert bearer_of(headers) == token
+
+
+class OnceOnly(Known):
+    """Lets a token in until it is told not to."""
+
+    def __init__(self) -> None:
+        self.over = False
+
+    def check(self, caller: Caller, *, last_known: bool = False) -> None:
+        if self.over:
+            raise TokensUnknown(silent_s=6.0)
+
+
+def test_what_was_done_is_said_whatever_became_of_the_token(listener: Listener) -> None:
+    # given an action that changes something, while this node loses sight of the tokens
+    callers = listener.callers = OnceOnly()
+    done: list[bytes] = []
+
+    def changes(body: bytes, _: Call) -> list[bytes]:
+        done.append(body)
+        callers.over = True
+        return [b"done"]
+
+    listener.actions["meta.put"] = changes
+    # then its answer is given: a refusal would have the client repeat it
+    results = listener.act("meta.put", pa.py_buffer(b"x"), Call(caller=ETL))
+    assert list(results) == [b"done"]
+    # and the next call is refused before anything is done
+    with pytest.raises(flight.FlightUnavailableError):
+        list(listener.act("meta.put", pa.py_buffer(b"y"), Call(caller=ETL)))
+    assert done == [b"x"]
+
+
+def test_what_goes_on_ends_with_its_token(listener: Listener) -> None:
+    callers = listener.callers = OnceOnly()
+    listener.actions["meta.watch"] = lambda _body, _call: iter([b"started", b"event"])
+    results = listener.act("meta.watch", pa.py_buffer(b""), Call(caller=ETL))
+    assert next(results) == b"started"
+    callers.over = True
+    with pytest.raises(flight.FlightUnavailableError):
+        next(results)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import resource
 import socket
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
@@ -179,3 +183,50 @@ def test_a_thousand_idle_connections_cost_a_bounded_amount_of_memory() -> None:
 def resident() -> int:
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * 4_096
+
+
+def test_strangers_that_take_all_handles_are_cut_off_all_the_same() -> None:
+    # given a process that may have few handles, and as many strangers as it takes to have them all
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = len(os.listdir("/proc/self/fd")) + 60
+    with ExitStack() as stack:
+        listener = stack.enter_context(
+            contextlib.closing(listening(Door(patience_s=600, strangers_max=5)))
+        )
+        client = stack.enter_context(contextlib.closing(Client(listener)))
+        eventually(client.is_let_in)
+        outside = stack.enter_context(connecting(listener, 200))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, before[1]))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
+        outside()
+        # then they are cut off, and clients go on
+        new = stack.enter_context(contextlib.closing(Client(listener)))
+        eventually(new.is_let_in)
+        eventually(client.is_let_in)
+
+
+@contextlib.contextmanager
+def connecting(listener: Listener, count: int) -> Iterator[Callable[[], None]]:
+    """Another process that connects that often, when it is asked to, and says no word."""
+    host, port = host_and_port(listener.address)
+    program = (
+        "import socket, sys\n"
+        "sys.stdin.readline()\n"
+        f"all = [socket.create_connection(({host!r}, {port})) for _ in range({count})]\n"
+        "print('there', flush=True)\n"
+        "sys.stdin.readline()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        given, said = process.stdin, process.stdout
+
+        def connect() -> None:
+            given.write("\n")
+            given.flush()
+            assert said.readline() == "there\n"
+
+        yield connect
+        process.kill()

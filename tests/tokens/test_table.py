@@ -110,3 +110,10 @@ def test_clients_see_all_of_a_record_but_its_digest() -> None:
     record = Record(digest=drawn().digest(), ttl_ms=5, by="admin")
     assert json.loads(shown(token_key("x"), record.encode())) == {"ttl_ms": 5, "by": "admin"}
     assert shown(b"topology", b"{}") == b"{}"
+
+
+def test_a_role_of_a_later_release_gives_no_rights_here() -> None:
+    # given the record of a token that a later release has made, with fewer rights
+    record = Record(digest=drawn().digest(), role="reader").encode()
+    # then this release, which knows only one role, lets it do nothing
+    assert Token.of(token_key("report"), record, revision=1, time_ms=0) is None

@@ -367,10 +367,11 @@ class Connection:
         """Go to the first server that says hello, be it the one that was away."""
         ends_at = time.monotonic() + left_s
         for address in [*self._others(), self.address]:
-            here = address == self.address
-            client = self._flight if here else _client(address, self._ca, self._secret)
             limit_s = max(0.0, min(_MEMBER_S, ends_at - time.monotonic()))
+            client = self._flight
             try:
+                if address != self.address:
+                    client = _client(address, self._ca, self._secret)
                 welcome = _asked_hello(client, limit_s)
                 if welcome.cluster != self.cluster and self.cluster:
                     raise NodeUnreachable(address, why="Another database answers there now.")
@@ -454,7 +455,6 @@ class Connection:
         has twice that. One that can't do it now is left, too.
         """
         began, pause_s, attempts = time.monotonic(), _PAUSE_S, 0
-        refusal: LowmarkError | None = None
         while True:
             self.check()
             attempt_s = left_s = max(0.0, ends_at - time.monotonic())
@@ -471,17 +471,17 @@ class Connection:
             except (*_FLIGHT_ERRORS, LowmarkError) as error:
                 named, done_maybe = self._in_our_words(name, error, ends_at - began, there)
                 self.check()
-                if not done_maybe and isinstance(named, NodeUnreachable):
-                    refusal = refusal or self._refusal()
-                    if refusal is not None and not self.has_others:
-                        raise refusal from error
+                away = not done_maybe and isinstance(named, NodeUnreachable)
+                # To find out takes seconds where a machine is gone: not while others would do.
+                if away and not self.has_others and (refusal := self._refusal()) is not None:
+                    raise refusal from error
                 if isinstance(named, _STUCK) and there is self._flight:
                     self.leave()
                 if done_maybe and not safe:
                     raise self._unknown(name, named) from error
                 passes = _may_pass(named) or (self.has_others and _is_theirs(named, safe=safe))
                 if not passes or time.monotonic() + pause_s >= ends_at:
-                    if refusal is not None and isinstance(named, NodeUnreachable):
+                    if away and self.has_others and (refusal := self._refusal()) is not None:
                         raise refusal from error
                     raise self.told(named) from error
             time.sleep(pause_s)

@@ -47,6 +47,12 @@ from lowmark.ledger import Tail
 from lowmark.metastore import Topology
 from lowmark.node import Node, NodeClosing, NodeUnreachable
 from lowmark.runtime import Buffer
+from lowmark.runtime.refusals import (
+    AuthorityUnusable,
+    ServerNotTrusted,
+    TlsNeeded,
+    TlsNotSpoken,
+)
 from lowmark.table import Partition, PartitionNotHere, View
 from lowmark.tokens import TokensUnknown, Unauthenticated
 
@@ -61,7 +67,9 @@ _RETURN_S = 90.0
 _CHANGES = ReadRange(0, None, "none")
 """Nothing is kept of a partition; its changes are heard of."""
 _MOVED = "it follows partitions that have moved to this node"
-_THEIRS = (NodeUnreachable, NodeClosing, Ended, Unauthenticated, TokensUnknown)
+_NOT_TRUSTED = (AuthorityUnusable, ServerNotTrusted, TlsNeeded, TlsNotSpoken)
+"""Of one node: its certificate has ended, or it went over to TLS and this one has not heard yet."""
+_THEIRS = (NodeUnreachable, NodeClosing, Ended, Unauthenticated, TokensUnknown, *_NOT_TRUSTED)
 """Of a token: a node that has just started shows one that the others have not heard of yet."""
 """What a client would take as said of its own server."""
 
@@ -267,7 +275,7 @@ class Spread(Attached):
                         of_node=True,
                         secret=self.node.tokens_of_callers.own,
                     )
-                except (Unavailable, OtherDatabase, Unauthenticated) as error:
+                except (Unavailable, OtherDatabase, Unauthenticated, *_NOT_TRUSTED) as error:
                     why = error.message
                     continue
                 self._peers[nodes] = peer

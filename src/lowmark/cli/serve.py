@@ -152,7 +152,7 @@ def serve(
     Example: lowmark serve --data n2 --listen 127.0.0.1:6572 --join 127.0.0.1:6570
     """
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
-    os.environ.setdefault("GRPC_SSL_CIPHER_SUITES", TLS_1_3_ALONE)
+    os.environ["GRPC_SSL_CIPHER_SUITES"] = TLS_1_3_ALONE
     with wrong_use():
         data = data_path(data) if data.strip() else data
         others = (

@@ -50,7 +50,7 @@ from lowmark.node.callers import (
 from lowmark.node.codes import asks_for_whole, flight_error
 from lowmark.node.cutting import Waiting
 from lowmark.node.errors import ActionUnknown, BadRequest, NodeStarting, ServerFailed, ServerStuck
-from lowmark.node.messages import BODY_BYTES_MAX
+from lowmark.node.messages import BODY_BYTES_MAX, LOOKS
 from lowmark.node.owner import SCHEME
 from lowmark.node.slots import Slots
 from lowmark.node.strangers import Door, Strangers
@@ -285,10 +285,12 @@ class Listener:
         self.address = address
         """Where it listens; a port 0 has been replaced by the real one."""
         self._flight: _FlightServer | None = None
+        self._strangers: Strangers | None = None
         self._open()
         port = None if self._path is not None else host_and_port(self.address)[1]
         self.waiting.start(port=port, path=self._path)
-        self._strangers = None if door is None or port is None else Strangers(port, door)
+        if door is not None and port is not None:
+            self._strangers = Strangers(port, door)
 
     @property
     def listens(self) -> bool:
@@ -346,8 +348,11 @@ class Listener:
                 self.callers.check(call.caller, last_known=last_known)
                 with calling(call.caller):
                     results = iter(action(body.to_pybytes(), call))
-                for result in results:
-                    self.callers.check(call.caller, last_known=last_known)
+                for at, result in enumerate(results):
+                    # What was done is said, whatever has become of the token meanwhile: a refusal
+                    # would say that nothing was. What goes on and on only looks.
+                    if at and name in LOOKS:
+                        self.callers.check(call.caller, last_known=last_known)
                     yield result
 
     def get(self, context: Any, ticket: bytes, *, whole: bool) -> Any:

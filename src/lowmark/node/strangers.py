@@ -12,9 +12,11 @@ becomes known with its first call that is let in; until then it is a stranger's.
     3. More than `connections_max` connections at a time: all strangers are cut off. Known ones
        stay.
 
-What is looked at is what there was at one moment, every `LOOK_S`: so many more as can be opened in
-that time may be there. What a stranger sends is bounded by gRPC: headers of 16 KiB, and the window
-of a stream. How often one machine may connect is a firewall's to limit: see the guide.
+What is looked at is what there was at one moment, every `LOOK_S`, or `CALM_LOOK_S` where there were
+no strangers: so many more as can be opened in that time may be there, and no more than the process
+may have handles. A few handles are kept for the look itself. What a stranger sends is bounded by
+gRPC: headers of 16 KiB, and the window of a stream. How often one machine may connect is a
+firewall's to limit: see the guide.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ from lowmark.node.cutting import connections
 logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.25
+CALM_LOOK_S: Final = 1.0
+_RESERVE: Final = 4
 _TOLD_S: Final = 10.0
 
 
@@ -59,6 +63,10 @@ class Strangers:
         was not there yet. The next connection from a client's port may be another client's."""
         self._looked_at = time.monotonic()
         self._told_at = -_TOLD_S
+        self._strange = 0
+        """How many strangers there were when it looked last."""
+        self._reserve: list[int] = []
+        """Handles that are given back for each look, which takes some: a flood takes all others."""
         self._over = threading.Event()
         threading.Thread(target=self._watch, name="lowmark-door", daemon=True).start()
 
@@ -71,11 +79,28 @@ class Strangers:
         self._over.set()
 
     def _watch(self) -> None:
-        while not self._over.wait(min(LOOK_S, self._door.patience_s / 2)):
+        self._keep_handles()
+        while not self._over.wait(self._pause_s()):
             try:
+                self._give_handles()
                 self._look()
+                self._keep_handles()
             except Exception:
                 logger.exception("connections could not be looked at")
+        self._give_handles()
+
+    def _pause_s(self) -> float:
+        # A look takes time for each connection: where all are known, the next one may come later.
+        calm = not self._strange
+        return min(CALM_LOOK_S if calm else LOOK_S, self._door.patience_s / 2)
+
+    def _keep_handles(self) -> None:
+        while len(self._reserve) < _RESERVE:
+            self._reserve.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+
+    def _give_handles(self) -> None:
+        while self._reserve:
+            os.close(self._reserve.pop())
 
     def _look(self) -> None:
         before, self._looked_at = self._looked_at, time.monotonic()
@@ -86,7 +111,7 @@ class Strangers:
             peers.add(peer)
             if not self._is_known(peer, since[number]):
                 strangers.append((since[number], number))
-        self._since = since
+        self._since, self._strange = since, len(strangers)
         for peer, at in list(self._let_in.items()):
             if peer not in peers and at < before:
                 del self._let_in[peer]

@@ -84,7 +84,8 @@ class HybridClock:
 
         Where this clock is too far ahead itself, since a wall clock was wrong, it follows others
         within that millisecond: each has only its counter to go on by, and would refuse what the
-        others give.
+        others give. That is enough for 65,536 times; a clock whose counter has carried goes alone,
+        until the wall clock has come there.
         """
         wall_ms = self._wall_ms()
         ahead_ms = millis_of(remote) - wall_ms

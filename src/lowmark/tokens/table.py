@@ -14,7 +14,14 @@ from typing import Final
 
 from lowmark.tokens.errors import TokenExpired, TokenRevoked, TokenUnknown
 from lowmark.tokens.form import check_form, digest_of
-from lowmark.tokens.records import NODE_PREFIX, NODE_ROLE, TOKEN_PREFIX, Record, State
+from lowmark.tokens.records import (
+    ADMIN_ROLE,
+    NODE_PREFIX,
+    NODE_ROLE,
+    TOKEN_PREFIX,
+    Record,
+    State,
+)
 
 _PLACE_BYTES: Final = 8
 
@@ -56,6 +63,8 @@ class Token:
         name = key.removeprefix(prefix).decode(errors="replace")
         if (prefix == NODE_PREFIX) != (record.role == NODE_ROLE):
             return None  # a token of a client can't be taken for that of a node
+        if record.role not in {ADMIN_ROLE, NODE_ROLE}:
+            return None  # of a later release, which gives it fewer rights than this one would
         created_ms = record.created_ms or time_ms
         return Token(name, record, created_ms, revision, time_ms)
 
