@@ -165,9 +165,12 @@ def test_a_listener_that_is_closed_while_it_drains_ends_in_time(
         reopening = threading.Thread(target=listener.reopen, args=(shown(new),))
         reopening.start()
         eventually(lambda: serial_at(listener.address) not in {0, before})
+        others = {one for one in threading.enumerate() if one.name != "lowmark-end"}
         # when it is closed
         listener.close()
-        # then nothing waits for that call
+        # then nothing waits for that call, and the Flight server that had it has ended, too
+        left = {one for one in threading.enumerate() if one.is_alive()} - others
+        assert not [one for one in left if one.name == "lowmark-end"]
         reopening.join(30)
         assert not reopening.is_alive()
         over.set()

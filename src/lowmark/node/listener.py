@@ -285,6 +285,8 @@ class Listener:
         self.address = address
         """Where it listens; a port 0 has been replaced by the real one."""
         self._flight: _FlightServer | None = None
+        self._ending: list[threading.Thread] = []
+        """Of Flight servers whose calls have not all ended yet."""
         self._strangers: Strangers | None = None
         self._open()
         port = None if self._path is not None else host_and_port(self.address)[1]
@@ -474,11 +476,17 @@ class Listener:
             time.sleep(_FREE_LOOK_S)
 
     def _end(self, within_s: float) -> bool:
-        """End Flight's part, and the data; says whether it has ended in time."""
-        ended = self._begin_end()
+        """End Flight's part, and the data; says whether it has ended in time, and those before it
+        that were still ending.
+        """
+        self._begin_end()
         if self.data is not None:
             self.data.end()
-        return self._wait_for_end(ended, calm_s=CALM_S, within_s=within_s)
+        return self._wait_for_end(
+            lambda: not any(one.is_alive() for one in self._ending),
+            calm_s=CALM_S,
+            within_s=within_s,
+        )
 
     def _begin_end(self) -> Callable[[], bool]:
         """Have Flight's part listen no more, and end its calls; gives whether they have ended."""
@@ -488,6 +496,7 @@ class Listener:
         thread = threading.Thread(target=ending.shutdown, name="lowmark-end", daemon=True)
         thread.start()  # while the machine has no thread for it, this raises, and it still listens
         self._flight = None
+        self._ending = [*filter(threading.Thread.is_alive, self._ending), thread]
         return lambda: not thread.is_alive()
 
     def _wait_for_end(
