@@ -18,36 +18,25 @@ from lowmark.node import Node, NodeOptions
 from lowmark.node.messages import PeerAddress
 from lowmark.node.showing import token_file
 from lowmark.tokens import TokenMissing, drawn
+from node.noting import Noting
 from node.running import QUICK, Running
 
 SEED = PeerAddress(address="192.0.2.1:1", cluster="c", tls="allow", ledgers="/nowhere")
 """What the stranger answers. A node on loopback goes no further: that one could not reach it."""
 
 
-class Stranger(flight.FlightServerBase):  # type: ignore[misc]
-    """A server without TLS where a node of the cluster should be. It notes what it is shown."""
+class Stranger(Noting):
+    """A server without TLS where a node of the cluster should be."""
 
-    def __init__(self) -> None:
-        self.shown: list[str] = []
-        """The `authorization` of each call; empty: the call had none."""
-        self.wants_token = False
-        self.seed = SEED
-        super().__init__("grpc://127.0.0.1:0", middleware={"notes": _Notes(self.shown)})
-        self.address = f"127.0.0.1:{self.port}"
+    wants_token = False
+    seed = SEED
 
     def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
+        del context, action
         if self.wants_token and not self.shown[-1]:
             fault = TokenMissing()
             raise flight.FlightUnauthenticatedError(fault.message, encode_fault(fault))
         yield msgspec.json.encode(self.seed)
-
-
-class _Notes(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    def __init__(self, shown: list[str]) -> None:
-        self._shown = shown
-
-    def start_call(self, info: Any, headers: dict[str, list[str]]) -> None:
-        self._shown.append("".join(headers.get("authorization", [])))
 
 
 @pytest.fixture
