@@ -20,6 +20,7 @@ from lowmark.cli.app import app
 from lowmark.client import Database, Table
 from lowmark.errors import (
     AuthorityUnusable,
+    CopiesAway,
     LowmarkError,
     ServerNotTrusted,
     TlsNeeded,
@@ -278,6 +279,39 @@ def test_a_cluster_goes_over_to_tls_node_by_node_under_load(tmp_path: Path) -> N
                 lowmark.connect(nodes.address(number), timeout_s=60)
         with NodeClient(nodes.url(0), ca=nodes.ca) as client:
             eventually(lambda: [one.problem for one in client.status().nodes] == [""] * 3)
+
+
+@pytest.mark.release
+def test_a_node_with_tls_asks_no_other_without_for_its_rows(tmp_path: Path) -> None:
+    def missing(db: Database) -> str:
+        """Why not all rows are to be had; empty: they are."""
+        try:
+            assert len(ids(db.table("orders"))) == 100
+        except CopiesAway as error:
+            return str(error.detail)
+        return ""
+
+    # given two nodes on their way to TLS, and rows that each of them has alone
+    with Secure(tmp_path, 2) as nodes:
+        for number in (0, 1):
+            nodes.more[number] += ["--tls-mode", "allow"]
+            nodes.start(number, join=number > 0)
+        with lowmark.connect(nodes.address(0), ca=nodes.ca, timeout_s=60) as db:
+            table_of(db, "orders", replicas=1).append(rows(0, 100))
+            # when the other one goes over to TLS alone
+            nodes.stop(1)
+            nodes.more[1] = nodes.more[1][:2]
+            nodes.start(1)
+            # then the first asks it by TLS, as soon as it has heard of that
+            eventually(lambda: not missing(db))
+        # but it asks nothing of the first, and says why
+        with nodes.connect(1) as db:
+            eventually(lambda: "asks by TLS alone" in missing(db))
+            # until that one has gone over as well
+            nodes.stop(0)
+            nodes.more[0] = nodes.more[0][:2]
+            nodes.start(0)
+            eventually(lambda: not missing(db))
 
 
 @pytest.mark.release

@@ -13,8 +13,9 @@ server that is a node of a cluster says where the others are (`Welcome.members`)
 gives no answer, or can't answer because it is cut off from the others, the first of them that says
 hello takes its place, also of one that was found by `locate`. So it does at the first call, where a
 user has named several. Nodes may move, one after another, while a client stays at the one that is
-last: so it asks every now and then where they are (`keep_up`). Only what fails on the way to the
-server of now makes a connection leave it: what was under way to the one before ends with that.
+last: so it asks every now and then where they are (`keep_up`). No server sends a client that was
+given TLS to one without. Only what fails on the way to the server of now makes a connection leave
+it: what was under way to the one before ends with that.
 """
 
 from __future__ import annotations
@@ -218,6 +219,7 @@ class Connection:
         """
         check_fork(address)
         self._given = {address, *also} if also else set()
+        self._by_tls = any(speaks_tls(one) for one in (address, *also))
         self._on_away = on_away
         self.address = address
         self._locate = locate
@@ -336,8 +338,16 @@ class Connection:
         if not hasattr(self, "welcome"):  # none has said yet where the others are
             return in_turn(self.address, self._given)
         # (Without a function that knows this object: it is collected when it is dropped.)
-        members = self.welcome.members if self._members is None else self._members()
+        if self._members is not None:
+            return in_turn(self.address, {*self._members(), *self._given})
+        members = (one for one in self.welcome.members if self.may_go_to(one))
         return in_turn(self.address, {*members, *self._given})
+
+    def may_go_to(self, address: str) -> bool:
+        """Whether to go where a server says that another one is. Who was given TLS shows its token,
+        and its rows, nowhere without, unless its user has named that address.
+        """
+        return not self._by_tls or speaks_tls(address) or address in self._given
 
     @property
     def addresses(self) -> list[str]:

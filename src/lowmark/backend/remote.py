@@ -748,8 +748,9 @@ class RemoteBackend:
         """See `Backend`."""
         wait_s = _EXECUTE_S if timeout_s is None else timeout_s
         tail: Tail = self._call("tail", table, partition, low=low, high=high, timeout_s=wait_s)
+        said = [one for one in tail.addresses if self._connection.may_go_to(one)]
         # Last the server of now: it may be reached at an address that it does not know itself.
-        known = dict.fromkeys([*tail.addresses, self._connection.address])
+        known = dict.fromkeys([*said, self._connection.address])
         return msgspec.structs.replace(tail, addresses=tuple(known))
 
     # -- the metastore --------------------------------------------------------------------------

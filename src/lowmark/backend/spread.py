@@ -47,6 +47,7 @@ from lowmark.ledger import Tail
 from lowmark.metastore import Topology
 from lowmark.node import Node, NodeClosing, NodeUnreachable
 from lowmark.runtime import Buffer
+from lowmark.runtime.network import speaks_tls
 from lowmark.runtime.refusals import (
     AuthorityUnusable,
     ServerNotTrusted,
@@ -67,11 +68,14 @@ _RETURN_S = 90.0
 _CHANGES = ReadRange(0, None, "none")
 """Nothing is kept of a partition; its changes are heard of."""
 _MOVED = "it follows partitions that have moved to this node"
-_NOT_TRUSTED = (AuthorityUnusable, ServerNotTrusted, TlsNeeded, TlsNotSpoken)
-"""Of one node: its certificate has ended, or it went over to TLS and this one has not heard yet."""
-_THEIRS = (NodeUnreachable, NodeClosing, Ended, Unauthenticated, TokensUnknown, *_NOT_TRUSTED)
-"""Of a token: a node that has just started shows one that the others have not heard of yet."""
+_REFUSED = (Unauthenticated, AuthorityUnusable, ServerNotTrusted, TlsNeeded, TlsNotSpoken)
+"""A node that has just started shows a token that the others have not heard of yet; one that went
+over to TLS is asked without, until this node has heard of that; the certificate of one has ended.
+"""
+_THEIRS = (NodeUnreachable, NodeClosing, Ended, TokensUnknown, *_REFUSED)
 """What a client would take as said of its own server."""
+
+_PLAIN = "This node asks by TLS alone, and they speak none at their endpoints (--tls-mode allow)."
 
 Nodes: TypeAlias = tuple[int, ...]
 T = TypeVar("T")
@@ -123,6 +127,7 @@ class Spread(Attached):
         """When nodes left that were up."""
         self._asking = threading.local()
         """Whether a node asks, by the thread that answers."""
+        self._requires_tls = node.tls.mode == "require"
         super().__init__(node, data, runs_on=runs_on)
         self.ask_now(lambda: node.cluster.on_topology(self._heard_of_nodes))
 
@@ -258,12 +263,15 @@ class Spread(Attached):
                 raise Closed(str(self.data))
 
             def members() -> list[str]:
-                """Those that are up before those that are not."""
+                """Those that are up before those that are not; by TLS alone, if it is required."""
                 endpoints, up = self._endpoints, self._up
                 found = sorted((one for one in nodes if one in endpoints), key=up.__contains__)
-                return [endpoints[one] for one in reversed(found)]
+                known = [endpoints[one] for one in reversed(found)]
+                return [one for one in known if speaks_tls(one) or not self._requires_tls]
 
             why = "None of them is known."
+            if self._requires_tls and not self._endpoints.keys().isdisjoint(nodes):
+                why = _PLAIN
             for address in members():
                 try:
                     peer = RemoteBackend(
@@ -275,7 +283,7 @@ class Spread(Attached):
                         of_node=True,
                         secret=self.node.tokens_of_callers.own,
                     )
-                except (Unavailable, OtherDatabase, Unauthenticated, *_NOT_TRUSTED) as error:
+                except (Unavailable, OtherDatabase, *_REFUSED) as error:
                     why = error.message
                     continue
                 self._peers[nodes] = peer

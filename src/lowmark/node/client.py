@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 import msgspec
 import pyarrow
@@ -43,7 +43,7 @@ from lowmark.node.showing import found_secret, showing
 from lowmark.runtime import host_and_port
 from lowmark.runtime.network import TLS_SCHEME, speaks_tls
 from lowmark.runtime.refusals import TlsNotSpoken
-from lowmark.tokens import Secret
+from lowmark.tokens import Secret, TokenMissing
 
 refusal_at, roots_for = deferred("lowmark.runtime.handshake", "refusal_at", "roots_for")
 T = TypeVar("T")
@@ -106,10 +106,10 @@ class NodeClient:
         *,
         ca: str | None = None,
         timeout_s: float | None = None,
-        secret: Secret | None = None,
+        secret: Secret | Literal["found"] | None = "found",
     ) -> None:
-        """`ca`: whom it believes, where nodes speak TLS; `secret`: the token that it shows, else
-        the one that the environment names.
+        """`ca`: whom it believes, where nodes speak TLS; `secret`: the token that it shows, by
+        default the one that the command line or the environment names; None: it shows none.
         """
         if address.startswith(SCHEME):  # the owner of a directory of this machine
             self.address, location = address, f"grpc+unix://{address.removeprefix(SCHEME)}"
@@ -120,7 +120,7 @@ class NodeClient:
         self._timeout_s = timeout_s
         self._ca = ca
         roots = roots_for(address, ca) if speaks_tls(address) else {}
-        shown = showing(found_secret() if secret is None else secret)
+        shown = showing(found_secret() if secret == "found" else secret)
         self._flight = flight.FlightClient(
             location, generic_options=_OPTIONS, middleware=shown, **roots
         )
@@ -271,21 +271,29 @@ def _decoded(data: bytes, kind: type[T]) -> T:
         ) from error
 
 
+class Way(NamedTuple):
+    """An endpoint to ask, and the token to show there."""
+
+    address: str
+    secret: Secret | None
+
+
 def ask_peer(
-    endpoints: Sequence[str], *, ca: str | None = None, patience_s: float = JOIN_PATIENCE_S
+    ways: Sequence[Way], *, ca: str | None = None, patience_s: float = JOIN_PATIENCE_S
 ) -> PeerAddress:
     """Where the node behind an endpoint is reached by other nodes; waits while it starts.
 
-    Of several, the first one that answers and knows its cluster; else the first that answers.
+    Of several, the first one that answers and knows its cluster; else the first that answers. If
+    all of them refuse to be asked this way, that is said at once.
     """
     ends_at = time.monotonic() + patience_s
     while True:
         answers, silent = list[PeerAddress](), list[LowmarkError]()
-        for endpoint in endpoints:
+        for way in ways:
             try:
-                with NodeClient(endpoint, ca=ca, timeout_s=5.0) as client:
+                with NodeClient(way.address, ca=ca, timeout_s=5.0, secret=way.secret) as client:
                     answers.append(client.peer())
-            except (Unavailable, TlsNotSpoken) as error:
+            except (Unavailable, TlsNotSpoken, TokenMissing) as error:
                 silent.append(error)
             if answers and answers[-1].cluster:
                 break
@@ -294,6 +302,6 @@ def ask_peer(
             found = next((one for one in answers if one.cluster), answers[0])
             if found.ledgers != "" or is_over:
                 return found
-        elif is_over:
+        elif is_over or not any(isinstance(one, Unavailable) for one in silent):
             raise silent[-1]
         time.sleep(RETRY_S)

@@ -28,7 +28,7 @@ import contextlib
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,7 +63,7 @@ from lowmark.node.addresses import (
 from lowmark.node.bridge import Bridge
 from lowmark.node.callers import NoCaller
 from lowmark.node.catalog_rounds import CatalogRounds
-from lowmark.node.client import JOIN_PATIENCE_S, ask_peer
+from lowmark.node.client import JOIN_PATIENCE_S, Way, ask_peer
 from lowmark.node.errors import ServerStuck
 from lowmark.node.first_token import FirstToken, prepare
 from lowmark.node.homes import homes_of
@@ -78,6 +78,7 @@ from lowmark.node.resets import Resets
 from lowmark.node.rewriting import RewriteActions, Rewriting
 from lowmark.node.seeds import Seeds
 from lowmark.node.settings import Settings, chosen
+from lowmark.node.showing import found_secret
 from lowmark.node.status import StatusService, parts_here, watermark_status
 from lowmark.node.strangers import Door
 from lowmark.node.tls import NodeTls, authority_of, check_mode
@@ -87,9 +88,10 @@ from lowmark.placement import Adjust, MetastoreMembers, Placement
 from lowmark.runtime import Disk, RealDisk, RealLoop, TlsFiles, host_and_port, real_runtime
 from lowmark.runtime.disk import closing_command, open_to_others, what_others_may
 from lowmark.runtime.network import TLS_SCHEME, speaks_tls
-from lowmark.runtime.refusals import TlsNeeded
+from lowmark.runtime.refusals import TlsNeeded, TlsNotSpoken
 from lowmark.runtime.store import Store, place_of_location, without_credentials
 from lowmark.table import AsOfHold, LowWatermark, Partition, Tables
+from lowmark.tokens import TokenMissing
 from lowmark.upkeep import Upkeep
 
 logger = logging.getLogger(__name__)
@@ -216,7 +218,8 @@ class Node:
         """The addresses at which strangers can come in; of servers of an embedded one, too."""
         options.check()
         # Asked before anything is opened: nothing has to be closed if no node answers.
-        join = _seed(options, self.settings.ledger.location)
+        ways = _ways(options) if options.join else []
+        join = _seed(options, ways, self.settings.ledger.location)
         with contextlib.ExitStack() as undo:
             runtime = real_runtime(
                 options.data,
@@ -302,7 +305,7 @@ class Node:
             self._belongs_to(known.cluster if known is not None else "")
             if options.join and known is not None and known.cluster:
                 looks = Seeds(
-                    _endpoints(options),
+                    ways,
                     cluster=known.cluster,
                     found=self._may_come_by,
                     ca=self.tls.ca,
@@ -687,15 +690,23 @@ def _check_location(wanted: str, found: str) -> None:
         )
 
 
-def _endpoints(options: NodeOptions) -> list[str]:
-    """Where to ask for the nodes to join. A node that has TLS asks with TLS first: the other one
-    may still speak none at its endpoint.
+def _ways(options: NodeOptions) -> list[Way]:
+    """Where to ask for the nodes to join, and the token to show there.
+
+    A node that requires TLS asks by TLS alone. While the cluster goes over to it, a node asks
+    without TLS as well, since the other one may still speak none at its endpoint. But that TLS
+    failed may be the doing of a stranger on the network, who would then read the token: it is shown
+    there only if the operator has said that strangers may come in.
     """
-    return [
-        way
-        for one in addresses_of(options.join)
-        for way in ([f"{TLS_SCHEME}{one}"] if options.tls and not speaks_tls(one) else []) + [one]
-    ]
+    secret, found = found_secret(), list[Way]()
+    for one in addresses_of(options.join):
+        if speaks_tls(one) or not options.tls:
+            found.append(Way(one, secret))
+            continue
+        found.append(Way(f"{TLS_SCHEME}{one}", secret))
+        if options.tls_mode == "allow":
+            found.append(Way(one, secret if options.insecure else None))
+    return found
 
 
 def _needs_tls(options: NodeOptions) -> ClusterRefused:
@@ -705,15 +716,28 @@ def _needs_tls(options: NodeOptions) -> ClusterRefused:
     )
 
 
+def _lacks_tls(options: NodeOptions) -> ClusterRefused:
+    return ClusterRefused(
+        f"the node at {options.join} speaks no TLS at its endpoint",
+        detail="This node requires TLS, and asks other nodes for nothing without it.",
+        hint="Start the nodes of that cluster with --tls DIR first; or this one with --tls-mode"
+        " allow, or without --tls.",
+    )
+
+
+def _shows_no_token(options: NodeOptions) -> ClusterRefused:
+    return ClusterRefused(
+        f"the node at {options.join} asks for a token, and speaks no TLS at its endpoint",
+        detail="This node shows its token by TLS alone: without, others could read it on the way.",
+        hint="Start the nodes of that cluster with --tls DIR first. If you trust the network"
+        " between them, start this one with --insecure.",
+    )
+
+
 def _check_tls(options: NodeOptions, seed: PeerAddress) -> None:
     """Refuse to join a cluster whose nodes would hang up."""
     if seed.tls == "require" and not options.tls:
         raise _needs_tls(options)
-    if options.speaks_tls == "require" and not seed.tls:
-        raise ClusterRefused(
-            f"the node at {options.join} speaks no TLS with other nodes",
-            hint="Leave --tls out, or start the nodes of that cluster with it first.",
-        )
 
 
 def _check_reach(options: NodeOptions, seed: PeerAddress) -> None:
@@ -729,22 +753,32 @@ def _check_reach(options: NodeOptions, seed: PeerAddress) -> None:
         )
 
 
-def _seed(options: NodeOptions, location: str) -> str:
+def _asked(options: NodeOptions, ways: Sequence[Way], patience_s: float) -> PeerAddress:
+    """What a node says where this one is to join; refused if they can't speak with each other."""
+    try:
+        return ask_peer(ways, ca=authority_of(options.tls), patience_s=patience_s)
+    except TlsNeeded as error:
+        raise _needs_tls(options) from error
+    except TlsNotSpoken as error:
+        raise _lacks_tls(options) from error
+    except TokenMissing as error:
+        if ways[0].secret is None:
+            raise
+        raise _shows_no_token(options) from error
+
+
+def _seed(options: NodeOptions, ways: Sequence[Way], location: str) -> str:
     """The address that a new node joins by, or an old one may come back by; empty without one.
 
     A directory that belongs to another cluster is refused: the user meant another one.
     """
     if not options.join:
         return ""
-    ca = authority_of(options.tls)
     known: Identity | None = None
     with contextlib.suppress(LowmarkError):
         known = load_identity(RealDisk(options.data, create=False))
     if known is None or not known.cluster:
-        try:
-            seed = ask_peer(_endpoints(options), ca=ca)
-        except TlsNeeded as error:
-            raise _needs_tls(options) from error
+        seed = _asked(options, ways, JOIN_PATIENCE_S)
         _check_tls(options, seed)
         _check_reach(options, seed)
         if seed.ledgers:
@@ -755,9 +789,9 @@ def _seed(options: NodeOptions, location: str) -> str:
         return ""  # it gets that error when it starts
     try:
         patience_s = 0.0 if known.peers else JOIN_PATIENCE_S
-        seed = ask_peer(_endpoints(options), ca=ca, patience_s=patience_s)
+        seed = _asked(options, ways, patience_s)
         _check_reach(options, seed)
-    except (Unavailable, TlsNeeded) as error:
+    except (Unavailable, ClusterRefused) as error:
         if not known.peers:
             raise
         logger.warning(
