@@ -214,3 +214,15 @@ def test_a_node_that_is_cut_off_takes_tokens_only_to_say_what_is_wrong(tmp_path:
             pytest.raises((TokensUnknown, TokenUnknown)),
         ):
             client.status()
+
+
+@pytest.mark.release
+def test_a_node_comes_back_though_the_token_by_which_it_joined_was_revoked(tmp_path: Path) -> None:
+    # given three nodes, of which two have joined by the first token, which is revoked since
+    with Guarded(tmp_path, 3) as nodes:
+        with connected(nodes, 0, admin(nodes)) as db:
+            db.tokens.create("other")
+            db.tokens.revoke("admin")
+        # when one of them ends and is started as before, then it is ready, and in its cluster
+        nodes.kill(2)
+        nodes.start(2, join=True)

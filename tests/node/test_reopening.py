@@ -148,7 +148,7 @@ def test_a_listener_that_is_closed_while_it_drains_ends_in_time(
     listener: Listener, signer: Authority
 ) -> None:
     # given a call that never ends, and a listener that was opened again beside it
-    over = threading.Event()
+    over, others = threading.Event(), set(threading.enumerate())
 
     def act(body: bytes, call: Call) -> Iterable[bytes]:
         del body
@@ -165,12 +165,11 @@ def test_a_listener_that_is_closed_while_it_drains_ends_in_time(
         reopening = threading.Thread(target=listener.reopen, args=(shown(new),))
         reopening.start()
         eventually(lambda: serial_at(listener.address) not in {0, before})
-        others = {one for one in threading.enumerate() if one.name != "lowmark-end"}
         # when it is closed
         listener.close()
         # then nothing waits for that call, and the Flight server that had it has ended, too
-        left = {one for one in threading.enumerate() if one.is_alive()} - others
-        assert not [one for one in left if one.name == "lowmark-end"]
+        left = {one for one in threading.enumerate() if one.name == "lowmark-end"} - others
+        assert not any(one.is_alive() for one in left)
         reopening.join(30)
         assert not reopening.is_alive()
         over.set()

@@ -62,7 +62,7 @@ from lowmark.node.errors import ActionUnknown, NodeStarting
 from lowmark.node.owner import is_plain_path
 from lowmark.node.showing import showing
 from lowmark.runtime import host_and_port
-from lowmark.runtime.network import TLS_SCHEME, speaks_tls
+from lowmark.runtime.network import CA_VARIABLE, TLS_SCHEME, speaks_tls
 from lowmark.table import PartitionNotHere
 from lowmark.tokens import Secret, TokensUnknown
 
@@ -376,7 +376,7 @@ class Connection:
     def _find_member(self, left_s: float) -> None:
         """Go to the first server that says hello, be it the one that was away."""
         ends_at = time.monotonic() + left_s
-        for address in [*self._others(), self.address]:
+        for address in self._places():
             limit_s = max(0.0, min(_MEMBER_S, ends_at - time.monotonic()))
             client = self._flight
             try:
@@ -397,6 +397,16 @@ class Connection:
         if not self.cluster:
             why = f"Neither does any other that was named: {', '.join(self._others())}."
         raise NodeUnreachable(self.address, why=why)
+
+    def _places(self) -> list[str]:
+        """Where to look for a server: the others, that of now, and all of them by TLS, if this
+        client knows whom to believe. They may have gone over to it since it last heard of them.
+        """
+        found = [*self._others(), self.address]
+        if self._ca or os.environ.get(CA_VARIABLE):
+            plain = [one for one in found if not speaks_tls(one) and unix_path(one) is None]
+            found += [f"{TLS_SCHEME}{one}" for one in plain]
+        return found
 
     def _goes_to(self, address: str, client: Any, *, leaves: bool) -> None:
         """`leaves`: the server before may go on; the next owner of a directory takes its place."""

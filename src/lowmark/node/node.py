@@ -35,7 +35,7 @@ from typing import Any
 import msgspec
 
 from lowmark.catalog import Catalogs
-from lowmark.errors import LowmarkError, Rejected, Unavailable, invariant
+from lowmark.errors import LowmarkError, Rejected, invariant
 from lowmark.group import Future, Group, Groups
 from lowmark.holds import Hold, Span
 from lowmark.ledger.claim import prove
@@ -791,7 +791,9 @@ def _seed(options: NodeOptions, ways: Sequence[Way], location: str) -> str:
         patience_s = 0.0 if known.peers else JOIN_PATIENCE_S
         seed = _asked(options, ways, patience_s)
         _check_reach(options, seed)
-    except (Unavailable, ClusterRefused) as error:
+    except LowmarkError as error:
+        # A token that was revoked meanwhile, or a certificate that has ended, keeps no node out
+        # that knows the others: it proves itself to them.
         if not known.peers:
             raise
         logger.warning(

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from lowmark.errors import LowmarkError
 from lowmark.formatting import time_text
-from lowmark.runtime.network import host_and_port, speaks_tls
+from lowmark.runtime.network import CA_VARIABLE, host_and_port, speaks_tls
 from lowmark.runtime.refusals import (
     AuthorityUnusable,
     ServerNotTrusted,
@@ -25,8 +25,6 @@ from lowmark.runtime.refusals import (
     TlsNotSpoken,
 )
 
-CA_VARIABLE: Final = "LOWMARK_CA"
-"""Names the file of authorities, where no other is given."""
 PATIENCE_S: Final = 2.0
 _ENDED = 10  # OpenSSL's numbers: X509_V_ERR_*
 _NOT_YET = 9

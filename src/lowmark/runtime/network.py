@@ -74,6 +74,8 @@ class AddressUnusable(Rejected):
 
 TLS_SCHEME: Final = "lowmark+tls://"
 """Before the address of a server that speaks TLS."""
+CA_VARIABLE: Final = "LOWMARK_CA"
+"""Names the file of authorities, where no other is given."""
 
 
 def speaks_tls(address: str) -> bool:
