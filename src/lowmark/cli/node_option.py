@@ -87,7 +87,7 @@ def _keep_read_only(ctx: typer.Context, value: bool) -> bool:
 
 
 def _keep_ca(ctx: typer.Context, value: str | None) -> str | None:
-    """For this run: whoever connects in it, by whatever way, looks there."""
+    """For this run: each client that is made in it believes these authorities."""
     if value is not None:
         before = os.environ.get(CA_VARIABLE)
         os.environ[CA_VARIABLE] = value

@@ -25,8 +25,8 @@ from lowmark.runtime.tls import Tls
 logger = logging.getLogger(__name__)
 
 _REST_LOOKS, _REST_LOOKS_MAX = 4, 256
-"""So many looks at the files after a certificate was not taken it is tried again; then twice that.
-"""
+"""The node tries a certificate that the listener did not take again after this many looks at the
+files; then after twice as many."""
 _BOTH = "it takes nodes without TLS, too: start it with --tls-mode require when all nodes have TLS"
 
 
@@ -55,7 +55,7 @@ class NodeTls:
         self._unserved = ""
         """Why clients are not shown the certificate of now."""
         self._refused: Tls | None = None
-        """What the listener did not take, and so many looks later it is tried again:"""
+        """What the listener did not take; the node tries it again after this many looks:"""
         self._looks_left = 0
         self._rest_looks = _REST_LOOKS
 

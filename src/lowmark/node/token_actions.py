@@ -46,7 +46,7 @@ TOKENS_MAX: Final = 10_000
 KEPT_MS: Final = 30 * 86_400_000
 """A token that has ended is listed for so long, and those who show it hear how it ended."""
 _SWEPT_MAX: Final = 16
-"""So many that ended long ago are removed with each new one."""
+"""With each new token, a node removes up to this many that ended long ago."""
 _ATTEMPTS: Final = 5
 
 

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_MS: Final = 1_000
 WARN_DAYS: Final = 30
-"""So many days before a certificate ends, status says so."""
+"""Status names a certificate from this many days before it ends."""
 _DAY_S: Final = 86_400
 _START_S: Final = 0.5
 """How long a start waits for both files of a pair that is being replaced."""
