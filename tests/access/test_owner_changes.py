@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -115,10 +116,13 @@ def small(tmp_path: Path) -> Path:
     return path
 
 
-def left_by_a_dead_owner(data: Path, held_ms: int, guests: frozenset[int] | None = None) -> None:
+def left_by_a_dead_owner(
+    data: Path, held_ms: int, guests: frozenset[int] | None = None, *, history: bool = True
+) -> None:
     """As one leaves the lock file whose guests hold something."""
     until_ms = time.time_ns() // 1_000_000 + held_ms
-    note = owner.Owner.here("unix:/gone", {}, awaited=owner.Awaited(until_ms, guests)).note()
+    awaited = owner.Awaited(until_ms, guests, history)
+    note = owner.Owner.here("unix:/gone", {}, awaited=awaited).note()
     (data / "LOCK").write_bytes(b"1".ljust(32) + note)
 
 
@@ -150,6 +154,32 @@ def test_an_owner_cuts_sweeps_and_moves_nothing_until_the_time_of_guests_is_over
 
 
 @pytest.mark.slow
+def test_guests_that_held_no_history_do_not_keep_the_low_watermark(small: Path) -> None:
+    # given a directory whose owner died while guests held rows and files, and no time
+    left_by_a_dead_owner(small, 60_000, history=False)
+    with lowmark.open(small, owner=True) as db:
+        # then the low watermark goes on; no row is cut, and no file removed
+        moved = db.advance_watermark("now")
+        assert moved.after == moved.wanted
+        assert db["t"].trim({0: 10})[0].safe.position == 0
+        assert "*" in db.backend.files_in_use()
+        # and the next owner would hear the same
+        assert noted(small).held_until_ms > 0
+        assert not noted(small).history
+
+
+def test_a_note_of_an_earlier_release_does_not_say_that_guests_hold_no_history(
+    tmp_path: Path,
+) -> None:
+    left_by_a_dead_owner(tmp_path, 60_000, history=False)
+    note = json.loads((tmp_path / "LOCK").read_bytes()[32:])
+    assert note.pop("history") is False
+    found = owner.awaited_after(json.dumps(note).encode(), 0)
+    assert found is not None
+    assert found.history
+
+
+@pytest.mark.slow
 def test_an_owner_does_what_is_due_when_the_time_of_guests_is_over(small: Path) -> None:
     left_by_a_dead_owner(small, 300)
     with lowmark.open(small, owner=True) as db:
@@ -169,6 +199,13 @@ def test_the_lock_file_says_whether_guests_hold_anything(small: Path) -> None:
     with lowmark.open(small, owner=True), lowmark.open(small) as guest:
         assert noted(small).held_until_ms == 0
         reader = guest["t"].read()
+        assert noted(small).held_until_ms > 0
+        # and whether it is history: only that keeps the low watermark for the next owner
+        assert not noted(small).history
+        past = guest["t"].read(as_of="now")
+        assert noted(small).history
+        past.close()
+        eventually(lambda: not noted(small).history)
         assert noted(small).held_until_ms > 0
         reader.close()
         eventually(lambda: noted(small).held_until_ms == 0)

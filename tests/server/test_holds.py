@@ -19,7 +19,7 @@ from lowmark.backend.protocol import Request
 from lowmark.backend.remote import RemoteBackend
 from lowmark.backend.values import BatchRange, Hold, ReadRange
 from lowmark.client import Database
-from lowmark.server.sessions import Sessions
+from lowmark.server.sessions import Holding, Sessions
 from server.world import COLUMNS, Served
 
 
@@ -263,11 +263,17 @@ def test_a_hold_that_is_taken_while_the_server_ends_is_held_at_the_next_one(
 def test_which_clients_hold_anything_is_told_before_and_after() -> None:
     # given a clock that is turned by hand
     now, told = 0.0, list[set[int]]()
+    history = list[bool]()
+
+    def note(holding: Holding) -> None:
+        told.append(set(holding.sessions))
+        history.append(holding.history)
+
     sessions = Sessions(
         lambda _: None,
         hold_ms=60_000,
         clock=lambda: now,
-        on_held=lambda these: told.append(set(these)),
+        on_held=note,
     )
     assert told == []
     # when the first hold is about to be there, then that is told; the second says nothing new
@@ -287,6 +293,28 @@ def test_which_clients_hold_anything_is_told_before_and_after() -> None:
     sessions.add(8, Hold(3))
     sessions.close()
     assert told == [{7}, {7}, set(), {8}, {8}]
+    assert not any(history)
+
+
+def test_that_a_client_holds_history_is_told_before_it_does() -> None:
+    told = list[bool]()
+    sessions = Sessions(
+        lambda _: None, hold_ms=60_000, on_held=lambda holding: told.append(holding.history)
+    )
+    # given a client that holds rows
+    sessions.add(7, Hold(1))
+    # when it is about to hold history, then that is told, once
+    sessions.add(7, Hold(2), history=True)
+    sessions.add(7, Hold(3), history=True)
+    assert told == [False, True]
+    # and when it does not any more, though it holds rows still
+    sessions.discard(7, Hold(2))
+    sessions._tell_again()
+    assert told == [False, True]
+    sessions.discard(7, Hold(3))
+    sessions._tell_again()
+    sessions.close()
+    assert told == [False, True, False, False]
 
 
 def test_no_hold_is_kept_for_a_client_after_the_end() -> None:

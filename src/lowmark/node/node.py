@@ -373,21 +373,25 @@ class Node:
                 expires_at_ms=self.awaited.until_ms,
             )
 
+    @property
+    def _history_is_awaited(self) -> bool:
+        return self.awaited is not None and self.awaited.history
+
     def _keep_history(self) -> None:
-        """Leave the low watermark where it is until the time of guests is over."""
+        """Leave the low watermark until the time of guests that hold history is over."""
         watermark = self.watermark
         if watermark is None:
             return
         history, self._history = self._history, None
         if history is not None:
             history()
-        if self.awaited is None:
+        if not self._history_is_awaited:
             return
 
         def held(future: Future[AsOfHold]) -> None:
             if future.error is None:
                 self._history = future.result()
-                if self.awaited is None:
+                if not self._history_is_awaited:
                     self._keep_history()
             else:  # another node has moved it just now, or the metastore is busy
                 self.loop.call_later(_AGAIN_MS, self._keep_history)

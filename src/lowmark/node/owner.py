@@ -18,9 +18,10 @@ A crash at any step leaves a name at most, for the next owner's step 2.
 
 While guests hold something (readers, runs), the owner says so in the lock file, and says it again
 every now and then. The next owner can't know what they hold until they are back. So it gives them
-a time: until it is over, or all are back, it cuts nothing, sweeps nothing, and leaves the low
-watermark where it is. What says so stays in the lock file from one owner to the next, for as long
-as it counts:
+a time: until it is over, or all are back, it cuts nothing, sweeps nothing, and, if one of them held
+history (a reader as of a time), leaves the low watermark where it is. Nothing else that guests hold
+keeps the watermark while their owner lives, so nothing else does then. What says so stays in the
+lock file from one owner to the next, for as long as it counts:
 
     1. a guest is about to hold something     nothing is held yet
     2. the lock file says so                  a crash from here on leaves that to the next owner
@@ -77,6 +78,8 @@ class Owner(msgspec.Struct, frozen=True):
     nothing."""
     guests: list[int] = []
     """The sessions of those that hold something; empty if they are too many to be named."""
+    history: bool = True
+    """Whether one of them may hold history; of an earlier release, that is not known."""
     boot: str = ""
     """Which start of the machine it is of: no guest outlives it."""
     serves: bool = False
@@ -102,6 +105,7 @@ class Owner(msgspec.Struct, frozen=True):
             alone=alone,
             held_until_ms=0 if awaited is None else awaited.until_ms,
             guests=[] if awaited is None else sorted(awaited.guests or ()),
+            history=awaited is not None and awaited.history,
             boot=_boot(),
             serves=serves,
         )
@@ -133,28 +137,31 @@ class Awaited(msgspec.Struct, frozen=True):
     """They may come back until then."""
     guests: frozenset[int] | None
     """Their sessions; None: they are not known, or too many."""
+    history: bool = True
+    """Whether one of them may hold history, which the low watermark must not pass."""
 
     @staticmethod
-    def of(until_ms: int, guests: frozenset[int]) -> Awaited | None:
+    def of(until_ms: int, guests: frozenset[int], *, history: bool) -> Awaited | None:
         """Guests by their sessions, if there are any."""
         if not guests:
             return None
-        return Awaited(until_ms, guests if len(guests) <= GUESTS_MAX else None)
+        return Awaited(until_ms, guests if len(guests) <= GUESTS_MAX else None, history)
 
     def without(self, guest: int) -> Awaited | None:
         """When one of them is back."""
         if self.guests is None:
             return self
-        return Awaited.of(self.until_ms, self.guests - {guest})
+        return Awaited.of(self.until_ms, self.guests - {guest}, history=self.history)
 
     def and_also(self, other: Awaited | None) -> Awaited:
         """Those of both."""
         if other is None:
             return self
         until_ms = max(self.until_ms, other.until_ms)
+        history = self.history or other.history
         if self.guests is None or other.guests is None:
-            return Awaited(until_ms, None)
-        return Awaited.of(until_ms, self.guests | other.guests) or self
+            return Awaited(until_ms, None, history)
+        return Awaited.of(until_ms, self.guests | other.guests, history=history) or self
 
 
 def awaited_after(left: bytes, now_ms: int) -> Awaited | None:
@@ -163,7 +170,7 @@ def awaited_after(left: bytes, now_ms: int) -> Awaited | None:
     if before is None or before.boot != _boot() or before.held_until_ms <= now_ms:
         return None
     until_ms = min(before.held_until_ms, now_ms + HELD_MS_MAX)
-    return Awaited(until_ms, frozenset(before.guests) or None)
+    return Awaited(until_ms, frozenset(before.guests) or None, before.history)
 
 
 def _boot() -> str:

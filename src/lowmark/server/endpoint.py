@@ -25,6 +25,7 @@ from lowmark.server.limits import Limits
 from lowmark.server.plain import PlainTables, is_plain
 from lowmark.server.reading import check_read, read
 from lowmark.server.service import Service
+from lowmark.server.sessions import Holding
 
 HOLD_MS: Final = 60_000
 """How long a client that is silent keeps its holds."""
@@ -42,7 +43,7 @@ class Endpoint:
         open_at: Sequence[str] = (),
         limits: Limits | None = None,
         hold_ms: int = HOLD_MS,
-        on_held: Callable[[frozenset[int]], None] = lambda _: None,
+        on_held: Callable[[Holding], None] = lambda _: None,
     ) -> None:
         """`advertised`: where clients are told to find it, if that is not the listener's address.
         `open_at`: the addresses of it at which strangers can come in.

@@ -11,6 +11,7 @@ import threading
 from lowmark.node import Node
 from lowmark.node.owner import Awaited, Owner
 from lowmark.node.settings import chosen
+from lowmark.server.sessions import Holding
 
 
 class OwnerNote:
@@ -29,11 +30,11 @@ class OwnerNote:
         self._address, self._alone = address, alone
         self._write()
 
-    def held(self, sessions: frozenset[int]) -> None:
+    def held(self, holding: Holding) -> None:
         """Which clients hold anything; see `Sessions`."""
         # It is said again each quarter of the time that they have.
         until_ms = self._node.loop.wall_ms() + self._hold_ms + self._hold_ms // 2
-        self._holding = Awaited.of(until_ms, sessions)
+        self._holding = Awaited.of(until_ms, holding.sessions, history=holding.history)
         self._write()
 
     def _write(self) -> None:

@@ -32,6 +32,7 @@ from lowmark.node.strangers import Door
 from lowmark.runtime import host_and_port
 from lowmark.server.endpoint import HOLD_MS, Endpoint, served
 from lowmark.server.limits import Limits
+from lowmark.server.sessions import Holding
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class Server:
         tokens: bool = False,
         limits: Limits | None = None,
         hold_ms: int = HOLD_MS,
-        on_held: Callable[[frozenset[int]], None] = lambda _: None,
+        on_held: Callable[[Holding], None] = lambda _: None,
     ) -> None:
         backend = served(database)
         check_fork(address)

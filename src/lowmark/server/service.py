@@ -54,7 +54,7 @@ from lowmark.node import NodeClosing, NodeSilent
 from lowmark.node.slots import Slots
 from lowmark.server.limits import Limits
 from lowmark.server.receiving import chunks_of
-from lowmark.server.sessions import Sessions
+from lowmark.server.sessions import Holding, Sessions
 from lowmark.table import View
 from lowmark.version import __version__
 
@@ -91,7 +91,7 @@ class Service:
         *,
         limits: Limits,
         hold_ms: int,
-        on_held: Callable[[frozenset[int]], None] = lambda _: None,
+        on_held: Callable[[Holding], None] = lambda _: None,
     ) -> None:
         self._db = database
         self.backend = backend
@@ -246,7 +246,7 @@ class Service:
         key, name = (request.session, hold.number), request.call
         with self._taking_lock:
             self._taking[key] = self._taking.get(key, 0) + 1
-            self.sessions.add(request.session, hold)
+            self.sessions.add(request.session, hold, history=name == "hold_history")
             if name == "hold":
                 self.backend.distant.add(hold.number)
         kept = False

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from lowmark.backend.values import Hold
 
@@ -21,10 +22,21 @@ _REMEMBERED = 20
 """The server forgets a client that has nothing after this many times its time."""
 
 
+class Holding(NamedTuple):
+    """What clients hold."""
+
+    sessions: frozenset[int] = frozenset()
+    """The clients that hold anything."""
+    history: bool = False
+    """Whether one of them holds history, which keeps the low watermark."""
+
+
 @dataclass(slots=True)
 class _Session:
     heard_s: float
     holds: set[int] = field(default_factory=set)
+    history: set[int] = field(default_factory=set)
+    """Those of them that are of history."""
     lost: int | None = None
     """One of the holds that were released because nothing was heard."""
 
@@ -38,15 +50,15 @@ class Sessions:
         *,
         hold_ms: int,
         clock: Callable[[], float] = time.monotonic,
-        on_held: Callable[[frozenset[int]], None] = lambda _: None,
+        on_held: Callable[[Holding], None] = lambda _: None,
     ) -> None:
-        """`on_held` is told which clients hold anything: before the first hold of one is there,
-        every now and then while there are any, a moment after one has none any more, and at the
-        end.
+        """`on_held` is told which clients hold anything: before the first hold of one is there, and
+        before the first of history, every now and then while there are any, a moment after one has
+        none any more, and at the end.
         """
         self._release = release
         self._on_held = on_held
-        self._told: frozenset[int] = frozenset()
+        self._told = Holding()
         self._told_s = 0.0
         self._hold_s = hold_ms / 1_000
         self._clock = clock
@@ -66,13 +78,16 @@ class Sessions:
             else:
                 there.heard_s = now
 
-    def add(self, session: int, hold: Hold) -> None:
+    def add(self, session: int, hold: Hold, *, history: bool = False) -> None:
         """A client is about to have this hold; at the end, none gets any."""
         with self._lock:
             if self._over.is_set():
                 return
-            self._sessions.setdefault(session, _Session(self._clock())).holds.add(hold.number)
-            if session not in self._told:
+            there = self._sessions.setdefault(session, _Session(self._clock()))
+            there.holds.add(hold.number)
+            if history:
+                there.history.add(hold.number)
+            if session not in self._told.sessions or (history and not self._told.history):
                 self._tell()
 
     def has(self, session: int, hold: Hold) -> bool:
@@ -87,6 +102,7 @@ class Sessions:
             there = self._sessions.get(session)
             if there is not None:
                 there.holds.discard(hold.number)
+                there.history.discard(hold.number)
 
     def leave(self, session: int) -> None:
         """A client is closed: release all that it holds."""
@@ -112,7 +128,7 @@ class Sessions:
                 if session.holds:
                     session.lost = next(iter(session.holds))
                     over += session.holds
-                    session.holds = set()
+                    session.holds, session.history = set(), set()
                 if silent_s > _REMEMBERED * self._hold_s:
                     del self._sessions[number]
         for one in over:
@@ -143,12 +159,15 @@ class Sessions:
         self._told, self._told_s = self._holding(), self._clock()
         self._on_held(self._told)
 
-    def _holding(self) -> frozenset[int]:
-        return frozenset(number for number, one in self._sessions.items() if one.holds)
+    def _holding(self) -> Holding:
+        return Holding(
+            frozenset(number for number, one in self._sessions.items() if one.holds),
+            any(one.history for one in self._sessions.values()),
+        )
 
     def _tell_again(self) -> None:
         with self._lock:
-            if not self._told or self._over.is_set():
+            if not self._told.sessions or self._over.is_set():
                 return
             late = self._clock() - self._told_s >= self._hold_s / 4
             if late or self._holding() != self._told:
