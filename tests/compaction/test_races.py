@@ -30,7 +30,7 @@ from lowmark.compaction.runner import LocalRunner
 from lowmark.errors import Rejected, Unavailable
 from lowmark.group import Future, OutcomeUnknown
 from lowmark.ledger import RunRecord, run_key, table_folder
-from lowmark.ledger.records import POINTER_PREFIX
+from lowmark.ledger.records import POINTER_PREFIX, RUN_PREFIX
 from lowmark.metastore import Entry
 from lowmark.runtime import DiskFull
 from lowmark.table.commands import CreateCursor
@@ -447,19 +447,26 @@ def test_a_run_that_gives_up_without_space_says_so_and_not_that_readers_came(
 
 
 @contextlib.contextmanager
-def lost_answers(world: World, fate: str, *, times: int = 1) -> Iterator[list[str]]:
+def lost_answers(
+    world: World, fate: str, *, times: int = 1, of: bytes = POINTER_PREFIX, spared: int = 0
+) -> Iterator[list[str]]:
     """The answers to the first writes of a pointer never come; gives what became of the writes.
 
-    They are `applied`, or `lost`, or applied `late`: after somebody has looked.
+    They are `applied`, or `lost`, or applied `late`: after somebody has looked. The first of them
+    may be `spared`.
     """
     metastore = backend_of(world.table).node.cluster.metastore
     invoke_if, get = metastore.invoke_if, metastore.get
     said: list[str] = []
     waiting: list[Callable[[], Any]] = []
+    left = spared
 
     def lossy(condition: Any, then: Any, otherwise: Any = ()) -> Future[bool]:
-        of_a_pointer = any(one.key.startswith(POINTER_PREFIX) for one in then)
-        if len(said) >= times or not of_a_pointer:
+        nonlocal left
+        if len(said) >= times or not any(one.key.startswith(of) for one in then):
+            return invoke_if(condition, then, otherwise)
+        if left:
+            left -= 1
             return invoke_if(condition, then, otherwise)
         said.append(fate)
         unknown: Future[bool] = Future()
@@ -512,6 +519,25 @@ def test_a_lost_answer_to_the_publication_is_looked_up(
     world.write(("c", 5))
     world.compact()
     check_one_ledger(world)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spared", [0, 1, 2])
+@pytest.mark.parametrize("fate", ["applied", "lost", "late"])
+def test_a_lost_answer_to_a_note_of_a_run_does_not_end_it(
+    world: World, fate: str, spared: int
+) -> None:
+    # given a run of which the metastore's leader dies as one of its notes comes
+    world.write(("a", 1), ("b", 2))
+    world.settle()
+    with lost_answers(world, fate, of=RUN_PREFIX, spared=spared) as said:
+        run = world.table.compact(engine="local")
+    assert said == [fate]
+    # then it is noted again, and the run goes on
+    assert run.state == "done"
+    assert [one.state for one in world.table.runs()] == ["done"]
+    assert published(world) == (run.partitions[0].manifest, 1)
+    world.check()
 
 
 @pytest.mark.slow

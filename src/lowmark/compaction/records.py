@@ -44,7 +44,8 @@ from lowmark.metastore import (
     value_is,
 )
 
-_PUBLISH_ATTEMPTS = 3
+_ATTEMPTS = 3
+"""How often a write is made whose outcome is not known."""
 _FINISHED_KEPT = 50
 """This many runs of a table are listed after they are over."""
 
@@ -164,7 +165,7 @@ class Records:
                 return False
             unchanged = AllOf((unchanged, Revision(noted.key, Compare.EQ, noted.revision)))
             unchanged = self._while_ours(table, unchanged)
-        for attempt in range(_PUBLISH_ATTEMPTS):
+        for attempt in range(_ATTEMPTS):
             try:
                 if self._backend.write(operations, condition=unchanged):
                     return True
@@ -172,7 +173,7 @@ class Records:
                 with looked_up(unknown):
                     if self.pointer(table, partition).pointer == pointer:
                         return True
-                if attempt == _PUBLISH_ATTEMPTS - 1:
+                if attempt == _ATTEMPTS - 1:
                     raise
             else:
                 break
@@ -217,9 +218,13 @@ class Records:
     def note_run(self, record: RunRecord) -> bool:
         """Note how far the caller's own run is; False if another process has given it up, or has
         taken the claim of its table.
+
+        An outcome that is not known is looked up, and the write is made again if it is not there:
+        the leader of the metastore may have died with it, and the run goes on. Each write requires
+        what was noted before it, so one that is applied late changes nothing any more.
         """
         key, value = run_key(record.table, record.run), msgspec.json.encode(record)
-        last = self._noted.pop(key, None)
+        last, unknown_left = self._noted.pop(key, None), _ATTEMPTS
         while True:
             unchanged = self._as_it_is(key) if last is None else value_is(key, last)
             if unchanged is None:
@@ -231,9 +236,12 @@ class Records:
             except OutcomeUnknown as unknown:
                 with looked_up(unknown):
                     there = self._backend.get(key)
-                if there is None or there.value != value:
+                if there is not None and there.value == value:
+                    break
+                unknown_left -= 1
+                if not unknown_left:
                     raise
-                break
+                continue
             if not self.is_ours(record.table):
                 return False
             last = None  # another process has noted something
