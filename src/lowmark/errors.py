@@ -148,7 +148,7 @@ _DEFINED_IN = {
         "AnswerLost NodeSilent NodeUnreachable NotADatabase NotAdvertised NotLoopback"
     ),
     "lowmark.node.errors": "PermissionDenied ServerFailed ServerFull ServerStuck",
-    "lowmark.ledger.claim": "LedgersUnseen",
+    "lowmark.ledger.claim": "LedgersUnseen OtherLedgers",
     "lowmark.ledger.errors": (
         "LedgerDamaged LedgerLost LedgerMisplaced NothingLike ProofFailed SourceMoved"
     ),

@@ -11,7 +11,7 @@ from pyarrow import fs
 
 from lowmark.runtime.store import Store
 
-__all__ = ["Remote", "remote_store"]
+__all__ = ["Remote", "put_behind", "remote_store"]
 
 
 class Remote(fs.FileSystemHandler):  # type: ignore[misc]
@@ -22,7 +22,7 @@ class Remote(fs.FileSystemHandler):  # type: ignore[misc]
         self.space_bytes: int | None = None
         """How much may still be written; None: as much as anybody likes."""
         self.broken = ""
-        """The name of a call that fails."""
+        """The name of a call that fails; `all`: no call is answered."""
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -33,7 +33,7 @@ class Remote(fs.FileSystemHandler):  # type: ignore[misc]
     __hash__ = None  # type: ignore[assignment]
 
     def _check(self, call: str) -> None:
-        if call == self.broken:
+        if self.broken in {call, "all"}:
             raise OSError(errno.EIO, "the line is dead")
 
     def get_type_name(self) -> str:
@@ -73,6 +73,7 @@ class Remote(fs.FileSystemHandler):  # type: ignore[misc]
         os.unlink(path)
 
     def delete_dir(self, path: str) -> None:
+        self._check("delete_dir")
         self._system.delete_dir(path)
 
     def delete_dir_contents(self, path: str, missing_dir_ok: bool = False) -> None:
@@ -149,6 +150,11 @@ def remote_store(root: str) -> tuple[Store, Remote]:
     """A store behind a handler, and the handler."""
     remote = Remote()
     store = Store(root)
+    put_behind(store, remote)
+    return store, remote
+
+
+def put_behind(store: Store, remote: Remote) -> None:
+    """Have a store reach its files by the handler from now on."""
     store._system = fs.PyFileSystem(remote)
     store.local = False
-    return store, remote

@@ -12,10 +12,11 @@ import pytest
 import lowmark
 from eventually import eventually
 from ledger.remote import remote_store
-from lowmark.errors import LedgerLost, LedgersUnseen, Rejected
+from lowmark.errors import LedgerLost, LedgersUnseen, OtherLedgers, Rejected
 from lowmark.ledger.claim import claim, prove
 from lowmark.node import NodeClient, Settings
 from lowmark.node.settings import ClockLimits, LedgerSettings, WatermarkSettings
+from lowmark.runtime.store import Store
 from node.running import QUICK
 from server.test_on_node import Node1
 
@@ -146,6 +147,42 @@ def test_a_node_that_does_not_see_the_ledgers_when_it_starts_says_so_until_it_do
             assert db.tables() == ["orders"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("theirs", [False, True], ids=["empty", "another's"])
+def test_a_founder_that_starts_takes_no_other_place_for_its_own(
+    tmp_path: Path, settings: Settings, shared: Path, theirs: bool
+) -> None:
+    # given a cluster with a table and a ledger
+    with (
+        Node1(tmp_path / "n1", settings=settings) as first,
+        lowmark.connect(first.address) as db,
+    ):
+        table = db.create_table("orders", COLUMNS, key="id", partitions=1)
+        table.append([{"id": 1, "status": "new"}])
+        passed = db.backend.now(table.descriptor.id).time
+        eventually(lambda: db.backend.advance_watermark(passed).after >= passed)
+        assert table.compact(engine="local").state == "done"
+    # when its founder starts again, and the path leads to an empty place, or to another's
+    away = Elsewhere(shared)
+    away.__enter__()
+    if theirs:
+        claim(Store(str(shared)), "theirs")
+    with Node1(tmp_path / "n1") as node, NodeClient(node.address) as client:
+
+        def problem() -> str:
+            return "; ".join(one.problem for one in client.status().nodes)
+
+        # then it says so, and leaves that place as it is
+        eventually(lambda: "gives no rows to clients" in problem())
+        assert ("another database, theirs" if theirs else "can't be used from here") in problem()
+        assert [one.name for one in shared.iterdir()] == (["database"] if theirs else [])
+        # and when the place is back, it gives all rows, without a restart
+        away.back()
+        eventually(lambda: "gives no rows" not in problem())
+        with lowmark.connect(node.address, timeout_s=30.0) as db:
+            assert db["orders"].read(compacted=True).to_arrow().num_rows == 1
+
+
 def test_a_place_that_can_t_be_written_to_or_is_another_s_is_no_place(tmp_path: Path) -> None:
     store, system = remote_store(str(tmp_path))
     claim(store, "ours")
@@ -161,8 +198,10 @@ def test_a_place_that_can_t_be_written_to_or_is_another_s_is_no_place(tmp_path: 
         prove(store, "ours", token="1")
     system.broken = ""
     # or another database has it
-    with pytest.raises(Rejected, match="ledgers of another database, ours"):
+    with pytest.raises(OtherLedgers, match="ledgers of another database, ours"):
         prove(store, "theirs", token="1")
+    with pytest.raises(Rejected, match="ledgers of another database, ours"):
+        claim(store, "theirs")
     prove(store, "ours", token="1")
     assert [one.path for one in store.files("")] == ["database"]
 

@@ -54,10 +54,15 @@ class Attached(Embedded):
         self._settle_in()
 
     def _claim_ledgers(self) -> None:
-        """See `Embedded`. A node gives no rows before it has proven that it sees the ledgers."""
+        """See `Embedded`. A node gives no rows before it has proven that it sees the ledgers.
+
+        Its own directory is its own. Any other place was claimed before the first table was made:
+        one without the claim is another place, or was emptied, and must not be taken for ours.
+        """
         info = self.info
         own = info.ledger_location == super()._ledger_home()
-        if self._is_first() if info.ledgers_elsewhere else own:
+        fresh = info.ledgers_elsewhere and self._is_first() and not self.catalog(fresh=True).tables
+        if fresh or (own and not info.ledgers_elsewhere):
             claim(self.store, info.cluster)
         prove(self.store, info.cluster, token=str(self.node.info.number))
         self.info = replace(info, ledgers_claimed=True)

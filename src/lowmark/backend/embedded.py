@@ -163,6 +163,7 @@ class Embedded(NodeThread):
         self.info = self._info()
         self.store = Store(self.info.ledger_location)
         self._claim_ledgers()
+        self.store.owner = self.info.ledger_owner
         self.wait_for_copies()
         self.tables.holding_cuts.append(self._cut_holds)
 

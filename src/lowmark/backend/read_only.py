@@ -20,7 +20,7 @@ from lowmark.backend.errors import DirectoryChanged, ReadOnly
 from lowmark.backend.operating import check_looks
 from lowmark.backend.port import Sent
 from lowmark.backend.remote import RemoteBackend
-from lowmark.backend.values import BatchRange, Hold
+from lowmark.backend.values import BatchRange, DatabaseInfo, Hold
 from lowmark.catalog import Command, Executed, TableId
 from lowmark.errors import LowmarkError, Rejected
 from lowmark.group import Future
@@ -38,9 +38,9 @@ T = TypeVar("T")
 class ReadOnlyStore(Store):
     """The files of ledgers, to be read."""
 
-    def __init__(self, location: str, database: str) -> None:
-        super().__init__(location)
-        self._database = database
+    def __init__(self, info: DatabaseInfo) -> None:
+        super().__init__(info.ledger_location, owner=info.ledger_owner)
+        self._database = info.name
 
     def create(self, path: str, *, settled: bool = True) -> NoReturn:
         """Refused."""
@@ -64,8 +64,8 @@ class ReadOnlyStore(Store):
 class _FilesStore(ReadOnlyStore):
     """Of a directory that another process may open and change."""
 
-    def __init__(self, location: str, backend: FilesBackend) -> None:
-        super().__init__(location, backend.info.name)
+    def __init__(self, backend: FilesBackend) -> None:
+        super().__init__(backend.info)
         self._backend = backend
 
     @contextlib.contextmanager
@@ -167,7 +167,7 @@ class RemoteReader(_Refusing, RemoteBackend):
     def __init__(self, address: str, **named: Any) -> None:
         super().__init__(address, **named)
         self._database = self.info.name
-        self.store = ReadOnlyStore(self.info.ledger_location, self._database)
+        self.store = ReadOnlyStore(self.info)
 
     def operate(self, action: str, body: bytes, *, timeout_s: float | None = None) -> bytes:
         """See `Backend`."""
@@ -190,7 +190,7 @@ class FilesBackend(_Refusing, Embedded):
             raise DirectoryChanged(data)
         with self.unless_changed():
             super().__init__(data, settings, read_only=True)
-        self.store = _FilesStore(self.info.ledger_location, self)
+        self.store = _FilesStore(self)
         if self.changed:
             self.abandon()
             raise DirectoryChanged(data)

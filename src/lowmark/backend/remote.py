@@ -162,7 +162,7 @@ class RemoteBackend:
         self._instance = self._connection.welcome.instance
         self._hold_s = self._connection.welcome.hold_ms / 1_000
         self.info = self._info()
-        self.store = Store(self.info.ledger_location)
+        self.store = Store(self.info.ledger_location, owner=self.info.ledger_owner)
         self._timeout_s = self.info.request_timeout_ms / 1_000 + _SLACK_S
         self._appends = RemoteAppends(self._connection)
         # Threads have the connection, none has this: dropped without a close, it is collected.

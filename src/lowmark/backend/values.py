@@ -54,6 +54,11 @@ class DatabaseInfo:
     """Whether a file where ledgers are says whose they are: a process that does not find it there
     sees another place."""
 
+    @property
+    def ledger_owner(self) -> str:
+        """What that file says; empty if there is none."""
+        return self.cluster if self.ledgers_claimed else ""
+
 
 @dataclass(frozen=True, slots=True)
 class Moment:

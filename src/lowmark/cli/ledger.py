@@ -163,6 +163,12 @@ def location(
     location: Annotated[
         str | None, typer.Argument(metavar="[LOCATION]", help="The same place, reached otherwise.")
     ] = None,
+    claim: Annotated[
+        bool,
+        typer.Option(
+            "--claim", help="Take the place though it lacks this database's mark: it was emptied."
+        ),
+    ] = False,
     data: DatabaseOption = None,
     as_json: Json = False,
 ) -> None:
@@ -173,13 +179,17 @@ def location(
     are never shown, and go when a location is given: give the one that is shown to have them go.
     Processes that have the database open go on as before until they open it again.
 
+    Ledgers are read and written only where the file `database` says that they are this database's.
+    With --claim it is written anew, for a place whose content is lost for good: what was there is
+    `LedgerLost` from then on, and `lowmark ledger rebuild` makes again what can be made.
+
     With --json, one object: location.
 
     Example: lowmark ledger location "s3://ledgers/shop?region=eu" --data ./shop
     """
     with opened_database(ctx, data) as database:
-        if location is not None:
-            database.set_ledger_location(location)
+        if location is not None or claim:
+            database.set_ledger_location(location or database.ledger_location, claim=claim)
         shown = database.ledger_location if location is None else location
     if as_json:
         show_json({"location": shown})

@@ -385,15 +385,20 @@ class Database:
         self._backend.check()
         return without_credentials(self._backend.info.ledger_location)
 
-    def set_ledger_location(self, location: str) -> None:
+    def set_ledger_location(self, location: str, *, claim: bool = False) -> None:
         """Alter how the place of ledgers is reached: the endpoint, say. Credentials that an earlier
         release has taken into the database go with that.
 
         The place itself (`s3://bucket/prefix`) is settled when a database is made. Where it is
         reached by another way, the ledgers of this database must be there. Each process that has
         the database open goes on as before until it opens it again.
+
+        `claim`: take the place though it lacks the mark of this database (the file `database`),
+        because what was there is lost for good. Refused if it has another database's. Ledgers that
+        are not there are `LedgerLost` from then on, and can be rebuilt as far as their rows are
+        left.
         """
-        relocate(self._backend, location)
+        relocate(self._backend, location, anew=claim)
 
     # -- closing --------------------------------------------------------------------------------
 

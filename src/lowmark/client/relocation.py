@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from lowmark.backend.port import Backend
 from lowmark.errors import Conflict, Rejected
-from lowmark.ledger.claim import check_claim
+from lowmark.ledger.claim import check_claim, claim
 from lowmark.metastore import Compare, Put, Revision
 from lowmark.metastore.nodes import CLUSTER_KEY, decode_cluster, encode
 from lowmark.runtime.store import (
@@ -17,7 +17,7 @@ from lowmark.runtime.store import (
 )
 
 
-def relocate(backend: Backend, location: str) -> None:
+def relocate(backend: Backend, location: str, *, anew: bool = False) -> None:
     """See `Database.set_ledger_location`."""
     wanted = whole_location(location)
     noted = backend.get(CLUSTER_KEY)
@@ -36,7 +36,9 @@ def relocate(backend: Backend, location: str) -> None:
             " what stands behind the question mark.",
             hint=f"Give {place_of_location(known)} with other options behind it.",
         )
-    if wanted != known:  # else it is only credentials that go
+    if anew:
+        claim(Store(wanted), settled.id)
+    elif wanted != known:  # else it is only credentials that go
         check_claim(Store(wanted), settled.id)
     fresh = replace(settled, ledger_location=wanted)
     unchanged = Revision(CLUSTER_KEY, Compare.EQ, noted.revision)

@@ -273,6 +273,7 @@ class Compactor:
         """Remove files of a table that nothing names; gives which. And what is left of tables that
         were dropped. A dry run only says what would go.
         """
+        self._check_place()  # what lies in another database's place has no name here, and would go
         gone = sweep(self.backend, self.ledgers, self.records, table.id, dry_run=dry_run)
         if not dry_run:
             self.sweep_dropped()
@@ -294,7 +295,13 @@ class Compactor:
 
     def sweep_dropped(self) -> None:
         """Remove what is left of tables that were dropped, once no read can look back to them."""
-        sweep_dropped(self.backend, self.ledgers, self.records, busy=set(self._active))
+        sweep_dropped(
+            self.backend,
+            self.ledgers,
+            self.records,
+            busy=set(self._active),
+            check_place=self._check_place,
+        )
 
     def describe(self, table: Table, partitions: Collection[int]) -> list[LedgerDescription]:
         """What the ledgers of partitions consist of, and which older ones wait to be removed."""
@@ -396,7 +403,9 @@ class Compactor:
                 self._changed.notify_all()
 
     def _check_place(self) -> None:
-        """Refuse to write ledgers to a place that the nodes do not read them from."""
+        """Refuse to write ledgers to a place that the nodes do not read them from, or to remove
+        any there.
+        """
         info = self.backend.info
         if info.ledgers_claimed:
             check_claim(self.ledgers.store, info.cluster)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from lowmark.backend.port import Backend
 from lowmark.compaction.context import RunContext
-from lowmark.errors import LowmarkError
+from lowmark.errors import LowmarkError, Unavailable
 from lowmark.ledger import Expected, Manifest, Pointer, Retired, read_manifest
 from lowmark.runtime.store import Store
 from lowmark.table import Adopted
@@ -95,6 +95,8 @@ def _described(
             manifest = read_manifest(store, shown.manifest, said)
         except LowmarkError as error:
             problem = error.message
+            if isinstance(error, Unavailable):  # of the whole place, not of this file
+                problem = f"{problem}: {error.detail}"
     files = manifest.files if manifest is not None else ()
     return LedgerDescription(
         partition=number,

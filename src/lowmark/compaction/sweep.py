@@ -21,7 +21,7 @@ meanwhile has no file in the list, and one that ends has its pointer by then.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from lowmark.backend.ledgers import Ledgers
 from lowmark.backend.port import Backend
@@ -93,10 +93,16 @@ def sweep(
 
 
 def sweep_dropped(
-    backend: Backend, ledgers: Ledgers, records: Records, *, busy: Collection[int] = ()
+    backend: Backend,
+    ledgers: Ledgers,
+    records: Records,
+    *,
+    busy: Collection[int],
+    check_place: Callable[[], None],
 ) -> list[int]:
     """Remove the ledgers of tables that were dropped, once no read can look back to them; gives
-    which tables. Those in `busy` are being compacted: they are left for another time.
+    which tables. Those in `busy` are being compacted: they are left for another time. `check_place`
+    raises if the place is another one: there, the same number is another database's table.
 
     Their records go as well: a run that went on when its table was dropped may have written one
     after all others had gone.
@@ -115,6 +121,8 @@ def sweep_dropped(
         at = backend.dropped_at(TableId(table))
         if at is None or watermark < at or table_folder(table) in read:
             continue
+        if not gone:
+            check_place()
         ledgers.forget_all(f"{table_folder(table)}/")
         store.delete_folder(table_folder(table))
         records.forget_table(table)

@@ -6,6 +6,10 @@ an empty folder on its machine has none, so nothing is written there that the ot
 
 A node proves more before it joins a cluster, and at each start: that it can write there, read what
 it wrote, and remove it.
+
+Whatever lacks a file that should be there looks for the claim before it says that the file is lost,
+and whatever removes files looks for it before that. So a place that is empty, or another database's,
+is told by name (`LedgersUnseen`, `OtherLedgers`), and what was meant for ours is not done there.
 """
 
 from __future__ import annotations
@@ -17,6 +21,11 @@ from lowmark.runtime.disk import StoreFailed
 from lowmark.runtime.store import Store
 
 _CLAIM = "database"
+_BRING_BACK = (
+    "Every node, and every task of compaction, needs the same place: mount the shared file system"
+    " at that path again, or the right bucket. Then all is read as before, without a restart;"
+    " nothing is to be rebuilt. If it is lost for good: `lowmark ledger location --claim`."
+)
 
 
 class LedgersUnseen(Unavailable):
@@ -26,13 +35,19 @@ class LedgersUnseen(Unavailable):
         super().__init__(
             f"the ledgers of this cluster are in {location}, which can't be used from here",
             detail=why.message if isinstance(why, LowmarkError) else why,
-            hint=why.hint
-            if isinstance(why, StoreFailed)
-            else "Every node, and every task of compaction, needs the same place: mount a shared"
-            " file system at that path, or found the cluster with an object store"
-            ' (ledger.location = "s3://bucket/prefix").',
+            hint=why.hint if isinstance(why, StoreFailed) else _BRING_BACK,
         )
         self.location = location
+
+
+class OtherLedgers(LedgersUnseen):
+    """A place with the ledgers of another database, where ours should be."""
+
+    def __init__(self, location: str, *, found: str, expected: str) -> None:
+        super().__init__(location, f"This one is {expected}. Nothing is read or written there.")
+        self.message = f"{location} has the ledgers of another database, {found}"
+        self.args = (self.message,)
+        self.found, self.expected = found, expected
 
 
 def claim(store: Store, database: str) -> None:
@@ -42,7 +57,12 @@ def claim(store: Store, database: str) -> None:
     except FileMissing:
         store.write(_CLAIM, f"{database}\n".encode())
         owner = _owner(store)
-    _check_owner(store, database, owner)
+    if owner != database:
+        raise Rejected(
+            f"{store.location} has the ledgers of another database, {owner}",
+            detail=f"This one is {database}. Each would take the other's files for leftovers.",
+            hint="Give every database a place of its own (ledger.location).",
+        )
 
 
 def check_claim(store: Store, database: str) -> None:
@@ -50,11 +70,18 @@ def check_claim(store: Store, database: str) -> None:
     try:
         owner = _owner(store)
     except FileMissing as missing:
-        why = f"{store.url(_CLAIM)} is not there: here this path leads to another place."
+        where = store.url(_CLAIM)
+        why = f"{where} is not there: here this path leads to another place."
+        if not store.folders(""):
+            why = (
+                f"{where} is not there, nor is any other file: here this path leads to another"
+                " place, or it was emptied."
+            )
         raise LedgersUnseen(store.location, why) from missing
     except LowmarkError as error:
         raise LedgersUnseen(store.location, error) from error
-    _check_owner(store, database, owner)
+    if owner != database:
+        raise OtherLedgers(store.location, found=owner, expected=database)
 
 
 def prove(store: Store, database: str, *, token: str) -> None:
@@ -76,22 +103,19 @@ def prove(store: Store, database: str, *, token: str) -> None:
 
 def missing(store: Store, path: str) -> LowmarkError:
     """Why a file of a ledger is not there. It is lost; or the whole place is away, as a share is
-    that is not mounted: then its ledgers are as they were, and nothing is to be rebuilt.
+    that is not mounted, or another one is in its place: then its ledgers are as they were, and
+    nothing is to be rebuilt.
     """
     where = store.url(path)
-    if store.stat(_CLAIM) is None and not store.folders(""):
+    if store.owner:
+        try:
+            check_claim(store, store.owner)
+        except LowmarkError as error:
+            return error
+    elif store.stat(_CLAIM) is None and not store.folders(""):
         return LedgersUnseen(store.location, f"{where} is not there, nor is any other file.")
     return LedgerLost(where)
 
 
 def _owner(store: Store) -> str:
     return store.read(_CLAIM).decode("utf-8", "replace").strip()
-
-
-def _check_owner(store: Store, database: str, owner: str) -> None:
-    if owner != database:
-        raise Rejected(
-            f"{store.location} has the ledgers of another database, {owner}",
-            detail=f"This one is {database}. Each would take the other's files for leftovers.",
-            hint="Give every database a place of its own (ledger.location).",
-        )

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from lowmark.errors import Conflict, Corrupt
 
-_REBUILD = "Rebuild it with `lowmark ledger rebuild`; what it can't bring back, it names."
+_REBUILD = (
+    "If a copy of the place of ledgers has it, bring it back from there. Else rebuild it with"
+    " `lowmark ledger rebuild`; what that can't bring back, it names."
+)
 
 
 class LedgerLost(Corrupt):

@@ -280,7 +280,7 @@ class _Job:
         self.work = work
         self.rule = rule
         self.context = context
-        self.store = Store(work.store)
+        self.store = Store(work.store, owner=work.cluster if work.claimed else "")
         self.table: Table = decode_table(work.table)
         schema = self.table.schema_version(work.schema)
         if schema is None:

@@ -108,8 +108,12 @@ def whole_location(text: str) -> str:
 class Store:
     """A root folder of a file system. May be used on any thread, and made anew in any process."""
 
-    def __init__(self, location: str) -> None:
-        """`location`: an absolute path, or a URL such as `s3://bucket/prefix`."""
+    def __init__(self, location: str, *, owner: str = "") -> None:
+        """`location`: an absolute path, or a URL such as `s3://bucket/prefix`. `owner`: whose files
+        are there, if that is noted in the place itself; a file that is missing may then mean that
+        this is another place.
+        """
+        self.owner = owner
         self.address = location
         """As it was given: what another process needs to open it. It may have credentials in it, of
         a database of an earlier release: it is shown nowhere."""
