@@ -388,8 +388,8 @@ def test_what_a_lost_store_still_answers_and_by_which_name_it_refuses_the_rest(
 def test_what_a_process_has_open_it_may_answer_and_never_a_part_of_it(shop: Shop, way: str) -> None:
     # given a process that has read all of the ledgers before
     for table in shop.tables:
-        for check in (check_get_from_ledger, check_compacted, check_as_of):
-            check(shop, table)
+        for warm in (check_get_from_ledger, check_compacted, check_as_of):
+            warm(shop, table)
     # when the store is lost
     WAYS[way](shop)
     try:

@@ -404,6 +404,13 @@ def test_a_node_is_let_in_by_the_others_until_it_is_removed(
             own = second.node.tokens_of_callers.own.reveal()
             eventually(lambda: raises_nothing(lambda: tokens.caller(own)))
             assert tokens.caller(own).name == str(second.node.info.number)
+            # then it is named as an open way in, whichever node is asked
+            for node in (first, second):
+                warnings = node.client().status().warnings
+                [warning] = [one for one in warnings if one.kind == "no-tokens"]
+                assert warning.holder == "n2"
+                assert second.endpoint in warning.text
+                assert "start it again with --tokens" in warning.text
             # when it is removed
             done = first.client().ask("node.remove", RemoveNodeAsk(node="n2"), NodeReply)
             assert done.node == "n2"

@@ -116,7 +116,7 @@ def sweep_dropped(
         return []
     read = {manifest.partition("/")[0] for manifest in in_use}
     watermark = backend.watermark().value
-    gone = []
+    gone: list[int] = []
     for table in sorted(known.difference(busy)):
         at = backend.dropped_at(TableId(table))
         if at is None or watermark < at or table_folder(table) in read:

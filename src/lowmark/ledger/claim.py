@@ -7,9 +7,9 @@ an empty folder on its machine has none, so nothing is written there that the ot
 A node proves more before it joins a cluster, and at each start: that it can write there, read what
 it wrote, and remove it.
 
-Whatever lacks a file that should be there looks for the claim before it says that the file is lost,
-and whatever removes files looks for it before that. So a place that is empty, or another database's,
-is told by name (`LedgersUnseen`, `OtherLedgers`), and what was meant for ours is not done there.
+A reader that lacks a file looks for the claim before it says that the file is lost, and a sweep
+looks for it before it removes any. So a place that is empty, or another database's, is told by name
+(`LedgersUnseen`, `OtherLedgers`), and what was meant for ours is not done there.
 """
 
 from __future__ import annotations

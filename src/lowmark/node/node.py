@@ -293,6 +293,7 @@ class Node:
             self.tokens_of_callers = Tokens(self.loop, self.cluster, asked=options.tokens)
             self.first_token = FirstToken(self.loop, runtime.disk, self.cluster.metastore)
             self.status.open_at = lambda: tuple(self.open_at)
+            self.status.tokens = options.tokens
             self._offer()
             writes = None if options.embedded else prepare(runtime.disk, join=bool(join))
             self._founds = writes is not None

@@ -309,6 +309,8 @@ class Said(msgspec.Struct, frozen=True, array_like=True):
     failing: list[FailingMove] = []
     open_at: tuple[str, ...] = ()
     """The addresses at which strangers can come in."""
+    tokens: bool | None = None
+    """Whether it asks its callers for tokens; None: it is of an earlier release."""
 
 
 T = TypeVar("T")
@@ -340,6 +342,8 @@ class Known:
     failing: Sequence[FailingMove] = ()
     open_at: Mapping[int, Sequence[str]] = field(default_factory=dict)
     """The addresses of nodes at which strangers can come in, by number."""
+    tokens: Mapping[int, bool | None] = field(default_factory=dict)
+    """Whether nodes ask their callers for tokens, by number, of those that say."""
     now_ms: int = 0
 
 
@@ -422,6 +426,8 @@ class StatusService:
         """What is wrong with what is built on the cluster."""
         self.open_at: Callable[[], tuple[str, ...]] = tuple
         """The addresses at which strangers can come in here."""
+        self.tokens = False
+        """Whether callers must show a token here; set by the node."""
         groups.calls.serve(SERVICE, self._asked)
 
     def _asked(self, address: str, sender: int, question: Buffer, answer: Reply) -> None:
@@ -442,7 +448,7 @@ class StatusService:
         no_moves: list[FailingMove] = []
         failing = trying.get("the moves", self.failing, no_moves)
         sound = [copy for copy in copies if copy is not None]
-        return Said(sound, trying.problem, tables, failing, self.open_at())
+        return Said(sound, trying.problem, tables, failing, self.open_at(), self.tokens)
 
     def status(self) -> Future[Status]:
         """Of the whole cluster, as far as its nodes answer."""
@@ -477,7 +483,9 @@ class StatusService:
         open_at = {node: each.open_at for node, each in said.items()}
         open_at[self._groups.node] = own.open_at
         known = replace(known, problems=problems, tables=tables, failing=failing, silent_ms=heard)
-        known = replace(known, open_at=open_at)
+        tokens = {node: each.tokens for node, each in said.items()}
+        tokens[self._groups.node] = own.tokens
+        known = replace(known, open_at=open_at, tokens=tokens)
         if trying.problem and all(node.number != self._groups.node for node in known.nodes):
             # It has left, or does not know itself any more: its problem needs a place all the same.
             known = replace(known, nodes=[*known.nodes, self._cluster.node])
@@ -570,9 +578,24 @@ def merged(known: Known, copies: Iterable[Copy]) -> Status:
                 )
                 for node in open_nodes
             ),
+            *_token_warnings(known),
         ),
         insecure=tuple(names[node] for node in open_nodes),
     )
+
+
+def _token_warnings(known: Known) -> Iterable[WarningRow]:
+    """The nodes that let in whom others keep out: all nodes read and write the same tables."""
+    asking = [node.name for node in known.nodes if known.tokens.get(node.number)]
+    for node in known.nodes:
+        if asking and known.tokens.get(node.number) is False:
+            text = (
+                f"node {node.name} asks for no tokens, and {' and '.join(asking)}"
+                f" {'does' if len(asking) == 1 else 'do'}: every program that reaches it at"
+                f" {node.endpoint} can read and change all data of the cluster. Stop it, and start"
+                " it again with --tokens"
+            )
+            yield WarningRow(kind="no-tokens", holder=node.name, text=text)
 
 
 def _copy_of_none(group: str, nodes: tuple[int, ...]) -> Copy:
