@@ -65,7 +65,7 @@ class Load:
         """Have clients at all nodes, each with an append behind it that is not measured."""
         for number, client in enumerate(self._clients):
             name = self.cluster.names[number % len(self.cluster.names)]
-            reach([client], Reach(address=self.cluster.endpoint(name)))
+            reach([client], Reach(address=self.cluster.endpoint(name), ca=self.cluster.ca))
         self.append(1)
         yield
         leave(self._clients)
@@ -130,19 +130,21 @@ def under_load(bench: Bench[ClusterSizes]) -> Iterator[Plan]:
         folder = stack.enter_context(bench.fresh_folder())
         fleet = Fleet(stack.enter_context(Children(folder)), sizes.clients)
         bench.say("making clusters of three nodes and of one")
-        three = stack.enter_context(_load(bench, 3, fleet))
+        three = stack.enter_context(loaded(bench, fleet))
         if REPLICATED.name in wanted:
-            one = stack.enter_context(_load(bench, 1, fleet))
-            turns += [_appends(three, sizes, "three"), _appends(one, sizes, "one")]
+            one = stack.enter_context(loaded(bench, fleet, nodes=1))
+            turns += [appends(three, sizes, "three"), appends(one, sizes, "one")]
         if wanted - {REPLICATED.name}:
             turns.append(_kill(three, sizes))
         yield Plan(turns=turns, compared=_compared(sizes))
 
 
 @contextmanager
-def _load(bench: Bench[ClusterSizes], nodes: int, fleet: Fleet) -> Iterator[Load]:
+def loaded(
+    bench: Bench[ClusterSizes], fleet: Fleet, *, nodes: int = 3, tls: bool = False
+) -> Iterator[Load]:
     """A cluster whose table is made and led, and has some rows; they are counted at the end."""
-    with bench.fresh_folder() as folder, ServedCluster(folder, nodes) as cluster:
+    with bench.fresh_folder() as folder, ServedCluster(folder, nodes, tls=tls) as cluster:
         load = Load(cluster, fleet)
         with load.connected():
             load.append(bench.sizes.load_batches)
@@ -150,7 +152,7 @@ def _load(bench: Bench[ClusterSizes], nodes: int, fleet: Fleet) -> Iterator[Load
         load.check()
 
 
-def _appends(load: Load, sizes: ClusterSizes, side: str) -> Turn:
+def appends(load: Load, sizes: ClusterSizes, side: str) -> Turn:
     """Until all copies have all rows, those that no client has waited for, too."""
 
     def turn(_: Path) -> Round:

@@ -14,9 +14,12 @@ from typing import Any, Self
 
 from clusters.places import Place, places, world
 from clusters.processes import Child, Children, own_path
+from lowmark.authority import Authority
 from lowmark.errors import LowmarkError, invariant
 from lowmark.node import NodeClient, Status
 from lowmark.node.messages import GroupRow
+from lowmark.runtime import host_and_port
+from lowmark.runtime.network import TLS_SCHEME
 
 DEADLINE_S = 300.0
 ON_LOOPBACK = "TCP on loopback"
@@ -45,8 +48,12 @@ def where() -> str:
 class ServedCluster:
     """Nodes n1, n2, n3: started inside the `with`, gone after it."""
 
-    def __init__(self, folder: Path, nodes: int = 3) -> None:
+    def __init__(self, folder: Path, nodes: int = 3, *, tls: bool = False) -> None:
+        """`tls`: they speak it with each other, both sides with a certificate, and with clients."""
         self._folder = folder
+        self._tls = folder / "tls" if tls else None
+        self.ca = f"{self._tls}/ca.pem" if tls else ""
+        """Whom clients believe."""
         self._children = Children(folder)
         self._lives: dict[str, int] = {}
         self.names = [f"n{number}" for number in range(1, nodes + 1)]
@@ -60,8 +67,12 @@ class ServedCluster:
         try:
             folders = [self._folder / name for name in self.names]
             # Where no other process is while a node is down, and starts again there.
-            found = self._ends.enter_context(places(folders))
+            shared = [] if self._tls is None else [self._tls]
+            for one in shared:
+                one.mkdir(mode=0o700)
+            found = self._ends.enter_context(places(folders, shared=shared))
             self._places = dict(zip(self.names, found, strict=True))
+            self._issue()
             first, *others = self.names
             self.start(first)
             for name in others:
@@ -78,6 +89,15 @@ class ServedCluster:
         self._children.kill_all()
         self._ends.close()
 
+    def _issue(self) -> None:
+        """A certificate for each node."""
+        if self._tls is None:
+            return
+        authority = Authority.found(str(self._tls))
+        for name, place in self._places.items():
+            hosts = {host_and_port(one)[0] for one in (place.listen, place.peers)}
+            authority.issue(name, sorted(hosts))
+
     # -- nodes ----------------------------------------------------------------------------------
 
     def start(self, name: str) -> None:
@@ -91,6 +111,7 @@ class ServedCluster:
         place = self._places[name]
         words = ["serve", "--data", str(self._folder / name), "--name", name, *place.options]
         words += ["--listen", place.listen, "--peers", place.peers]
+        words += [] if self._tls is None else ["--tls", str(self._tls / name)]
         self.nodes[name] = self._children.start(
             "lowmark",
             *words,
@@ -119,11 +140,11 @@ class ServedCluster:
 
     def client(self, name: str) -> NodeClient:
         """To ask a node."""
-        return NodeClient(self.endpoint(name))
+        return NodeClient(self.endpoint(name), ca=self.ca or None)
 
     def endpoint(self, name: str) -> str:
         """Where clients reach a node."""
-        return self._places[name].listen
+        return f"{TLS_SCHEME if self._tls is not None else ''}{self._places[name].listen}"
 
     def _all_in(self) -> bool:
         status = self.status(self.names[0])

@@ -47,7 +47,7 @@ def _check_guard(address: str, *, tls: bool, tokens: bool) -> None:
         invariant((refused is not None) == tokens, "tokens as asked for")
 
 
-def _find_cryptography() -> None:
+def find_cryptography() -> None:
     if importlib.util.find_spec("cryptography") is None:
         raise PeerMissing(
             "cryptography is not installed: there are no certificates for TLS",
@@ -55,7 +55,7 @@ def _find_cryptography() -> None:
         )
 
 
-@measures(Figure("tls_append", Target(0.8), "rows/s", needs=_find_cryptography))
+@measures(Figure("tls_append", Target(0.8), "rows/s", needs=find_cryptography))
 def tls_append(bench: Bench[ServerSizes]) -> Iterator[Plan]:
     """Appends of four clients over TLS with a token, against without."""
     sizes = bench.sizes
@@ -113,7 +113,7 @@ def _beside(
         yield turns[0], turns[1]
 
 
-@measures(Figure("tls_read", Target(0.7), "rows/s", needs=_find_cryptography), runs="short_runs")
+@measures(Figure("tls_read", Target(0.7), "rows/s", needs=find_cryptography), runs="short_runs")
 def tls_read(bench: Bench[ServerSizes]) -> Iterator[Plan]:
     """A table read back over TLS with a token, against without."""
     rows = bench.sizes.keys

@@ -14,6 +14,7 @@ from benchmarks import server_guarded as guarded
 from benchmarks import table_figures as table
 from benchmarks.append import append_1m, append_100b
 from benchmarks.catalog_sizes import CatalogSizes
+from benchmarks.cluster_guarded import tls_replicated
 from benchmarks.cluster_sizes import ClusterSizes
 from benchmarks.compact_rounds import compaction
 from benchmarks.compact_sizes import CompactSizes
@@ -131,7 +132,7 @@ SUITES: Mapping[str, Suite] = {
     ),
     "cluster": Suite(
         sizes=ClusterSizes,
-        measurements=[cluster_load.under_load, cluster.many_groups],
+        measurements=[cluster_load.under_load, tls_replicated, cluster.many_groups],
         versions=["pyarrow", "numpy", "msgspec"],
     ),
     "rebalance": Suite(

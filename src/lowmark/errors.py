@@ -188,6 +188,7 @@ _DEFINED_IN = {
     "lowmark.runtime.clock": "ClockSkew",
     "lowmark.runtime.disk": "DiskFailed DiskFull Locked NoHandles NotAllowed StoreFailed",
     "lowmark.runtime.network": "AddressInUse AddressUnusable",
+    "lowmark.runtime.profiles": "ProfileUnknown ProfilesUnusable",
     "lowmark.runtime.refusals": "AuthorityUnusable ServerNotTrusted TlsNeeded TlsNotSpoken",
     "lowmark.runtime.tls": "KeyMismatch TlsUnusable",
 }

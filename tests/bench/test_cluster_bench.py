@@ -96,6 +96,20 @@ def test_a_leader_is_killed_as_often_as_the_target_says() -> None:
         assert sizes.clients * sizes.paced_batches > 100
 
 
+# -- what is run --------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.release  # shorter: tests/server/test_tls.py starts such nodes
+def test_appends_to_three_nodes_are_measured_with_tls(here: Path) -> None:
+    words = ["bench", "cluster", "--json", "--tiny", "--dir", str(here), "--only", "tls_replicated"]
+    found = CliRunner().invoke(app, words)
+    assert found.exit_code == 0, found.output
+    report = json.loads(found.stdout)
+    assert report["details"]["tls_replicated"]["ours"] > 0
+    assert report["details"]["tls_replicated"]["peer"] > 0
+
+
 # -- between hosts ------------------------------------------------------------------------------
 
 

@@ -75,6 +75,22 @@ def test_tables_are_listed_with_their_columns(
     assert client.get_schema(path("orders")).schema == orders.schema
 
 
+def test_no_message_is_longer_than_clients_of_other_languages_take(
+    served: Served, client: flight.FlightClient
+) -> None:
+    # given a batch that is nearly as long as one may be stored, and columns that are added to it
+    columns = [f"c{number}" for number in range(63)]
+    wide = served.db.create_table("wide", dict.fromkeys(columns, "int64"), partitions=1)
+    wide.append(pa.table(dict.fromkeys(columns, np.arange(8_192))))
+    for wanted in ({}, {"changes": True}):
+        info = client.get_flight_info(command(table="wide", **wanted))
+        messages = [one.data for one in client.do_get(info.endpoints[0].ticket)]
+        assert sum(one.num_rows for one in messages) == 8_192
+        sizes = [pa.ipc.get_record_batch_size(one) for one in messages]
+        assert 3 << 20 < max(sizes) < (4 << 20) - 1_024  # gRPC puts something before it
+    served.db.drop_table("wide")
+
+
 def test_a_table_is_read_in_parallel_as_it_was_at_one_moment(
     client: flight.FlightClient, orders: Table
 ) -> None:

@@ -62,7 +62,8 @@ from lowmark.node.errors import ActionUnknown, NodeStarting
 from lowmark.node.owner import is_plain_path
 from lowmark.node.showing import showing
 from lowmark.runtime import host_and_port
-from lowmark.runtime.network import CA_VARIABLE, TLS_SCHEME, speaks_tls
+from lowmark.runtime.network import TLS_SCHEME, speaks_tls
+from lowmark.runtime.profiles import authorities
 from lowmark.table import PartitionNotHere
 from lowmark.tokens import Secret, TokensUnknown
 
@@ -403,7 +404,7 @@ class Connection:
         client knows whom to believe. They may have gone over to it since it last heard of them.
         """
         found = [*self._others(), self.address]
-        if self._ca or os.environ.get(CA_VARIABLE):
+        if authorities(self._ca):
             plain = [one for one in found if not speaks_tls(one) and unix_path(one) is None]
             found += [f"{TLS_SCHEME}{one}" for one in plain]
         return found

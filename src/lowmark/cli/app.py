@@ -21,7 +21,7 @@ from typer.main import get_command, get_group
 
 import lowmark
 from lowmark.cli import INTERRUPTED, begin
-from lowmark.cli.node_option import offer_node
+from lowmark.cli.node_option import offer_node, set_for_run
 from lowmark.cli.session import CommandGroup, help_if_bare, wrong_use
 
 COMMANDS = {
@@ -53,6 +53,7 @@ COMMANDS = {
     "meta": "meta",
     "log": "log",
     "bench": "bench",
+    "profile": "profile",
     "completion": "completion",
 }
 """The commands in the order of the help text, each with its module. There it is a function of the
@@ -111,6 +112,7 @@ SUMMARIES = {
     "bench": (
         "Measure Lowmark beside what this machine and other programs can do; needs a checkout."
     ),
+    "profile": "List and show profiles: databases that you work with, by name, in a file of yours.",
     "completion": "Print a script that completes commands and options in your shell.",
 }
 """What the list of commands says of each: the first paragraph of its help. By this the list is
@@ -225,6 +227,14 @@ def root(
             help="Settings file; else $LOWMARK_SETTINGS, else ./lowmark.toml if there is one.",
         ),
     ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The profile of your file of profiles that names the database; else"
+            " $LOWMARK_PROFILE. What other options and variables name comes before it.",
+        ),
+    ] = None,
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"] | None,
         typer.Option(help="How much to say on stderr.", show_default="warning"),
@@ -239,9 +249,18 @@ def root(
     from lowmark.node import configure_logging, load_settings  # noqa: PLC0415 (see above)
 
     arguments = {"logging": {"level": log_level}} if log_level else {}
+    if profile is not None:
+        set_for_run(ctx, "LOWMARK_PROFILE", profile)
+    # The one command that needs none shows which there are, where the one that is named is not.
+    needed = ctx.invoked_subcommand != "profile"
     with wrong_use():
-        ctx.obj = load_settings(settings, arguments=arguments)
+        ctx.obj = load_settings(settings, arguments=arguments, by_profile=needed)
     configure_logging(ctx.obj.logging)
+    if profile is not None and needed:
+        from lowmark.runtime.profiles import named_profile, say_overridden  # noqa: PLC0415
+
+        with wrong_use():
+            say_overridden(named_profile(profile))
     begin()
 
 

@@ -62,8 +62,8 @@ _HYBRID_DIGITS = 12
 def opened_database(
     ctx: typer.Context, data: str | None, *, create: bool = False
 ) -> Iterator[Database]:
-    """Open the directory, or connect to the server, that the command line or the environment names.
-    Make a directory only if that is asked for.
+    """Open the directory, or connect to the server, that the command line, the environment or the
+    profile names. Make a directory only if that is asked for.
     """
     given = ctx.meta.get(NODE_KEY)
     place = named_place(given, data)
@@ -71,6 +71,8 @@ def opened_database(
     if place.node is not None:
         if read_only:
             named = "--node" if given is not None else f"${NODE_VARIABLE}"
+            if given is None and variable(NODE_VARIABLE) is None:
+                named = "the profile"
             raise WrongUse(
                 f"--read-only is for a directory, and {named} names a server",
                 hint="Leave --read-only out, or name the directory by --data.",
@@ -98,13 +100,13 @@ def opened_database(
 
 
 def directory_of(data: str | None) -> str:
-    """The directory that the command line names, or the environment."""
-    named = variable(DATA_VARIABLE) if data is None else data
+    """The directory that the command line names, the environment, or the profile in use."""
+    named = named_place(None, None).data if data is None else data
     if named is None or not named.strip():
         raise WrongUse(
             "no database is named",
             hint="Write --data ./shop for a directory, or --node 127.0.0.1:6570 for a server; or"
-            f" set {DATA_VARIABLE} or {NODE_VARIABLE}.",
+            f" set {DATA_VARIABLE} or {NODE_VARIABLE}; or name a profile that has one of them.",
         )
     with wrong_use():
         return data_path(named)

@@ -1,8 +1,10 @@
-"""Which database a command works on: `--node ADDR`, `--data DIR`, or what the environment names.
+"""Which database a command works on: `--node ADDR`, `--data DIR`, what the environment names, or
+the profile in use (`lowmark.runtime.profiles`).
 
 One rule for all commands (`named_place`). An option counts before both variables, so that a shell
-in which one of them is set can still ask about another database; of two options, or two variables
-without an option, none counts before the other, and the command says so.
+in which one of them is set can still ask about another database, and a variable before the profile;
+of two options, or two variables without an option, none counts before the other, and the command
+says so.
 
 `--node` is added here to each command that opens a database, `--read-only` to those that only read,
 and `--token-file` to all that ask a node, so that no command has to pass them on: what was given is
@@ -19,9 +21,10 @@ from typing import Annotated, Any
 import typer
 from typer.main import get_command
 
-from lowmark.cli.session import WrongUse
+from lowmark.cli.session import WrongUse, wrong_use
 
 NODE_VARIABLE = "LOWMARK_NODE"
+"""As `lowmark.access` has it, which a command imports only when it connects."""
 DATA_VARIABLE = "LOWMARK_DATA"
 NODE_KEY = "lowmark.node"
 CA_VARIABLE = "LOWMARK_CA"
@@ -31,7 +34,8 @@ _READ = frozenset({"explain", "get", "list", "read", "show", "tide"})
 """Commands that change nothing, by their last word."""
 _HELP = (
     "Ask the server at this address: host:port, or unix:PATH; of a cluster, several nodes with"
-    f" commas between. Else ${NODE_VARIABLE}. Both options come before both variables."
+    f" commas between. Else ${NODE_VARIABLE}, else what the profile names. Both options come"
+    " before both variables."
 )
 _HELP_CA = (
     "The authority that signed the certificates of a server with TLS (lowmark+tls://host:port), as"
@@ -52,7 +56,7 @@ class Place:
 
 
 def named_place(node: str | None, data: str | None) -> Place:
-    """What these options name or, without them, the environment."""
+    """What these options name or, without them, the environment; else the profile in use."""
     if node is not None and data is not None:
         raise WrongUse(
             "--node and --data can't be given together",
@@ -66,7 +70,20 @@ def named_place(node: str | None, data: str | None) -> Place:
             f"${NODE_VARIABLE} ({place.node}) and ${DATA_VARIABLE} ({place.data}) are both set",
             hint="Say which one you mean, by --node ADDR or --data DIR; or unset one of them.",
         )
-    return place
+    return _place_of_profile() if place == Place() else place
+
+
+def node_of_profile() -> str | None:
+    """The node of the profile in use, if there is one and it has one."""
+    return _place_of_profile().node
+
+
+def _place_of_profile() -> Place:
+    from lowmark.runtime.profiles import profile_in_use  # noqa: PLC0415 (not to show the version)
+
+    with wrong_use():
+        profile = profile_in_use()
+    return Place() if profile is None else Place(profile.node or None, profile.data or None)
 
 
 def variable(name: str) -> str | None:
@@ -89,17 +106,22 @@ def _keep_read_only(ctx: typer.Context, value: bool) -> bool:
 def _keep_ca(ctx: typer.Context, value: str | None) -> str | None:
     """For this run: each client that is made in it believes these authorities."""
     if value is not None:
-        before = os.environ.get(CA_VARIABLE)
-        os.environ[CA_VARIABLE] = value
-
-        def restore() -> None:
-            if before is None:
-                os.environ.pop(CA_VARIABLE, None)
-            else:
-                os.environ[CA_VARIABLE] = before
-
-        ctx.call_on_close(restore)
+        set_for_run(ctx, CA_VARIABLE, value)
     return value
+
+
+def set_for_run(ctx: typer.Context, name: str, value: str) -> None:
+    """A variable of the environment, until this command has ended."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+
+    def restore() -> None:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
+
+    ctx.call_on_close(restore)
 
 
 def _use_token_file(ctx: typer.Context, value: str | None) -> str | None:

@@ -13,7 +13,13 @@ from typing import Annotated, Protocol
 import typer
 
 from lowmark.access.directory import owner_of, unreachable
-from lowmark.cli.node_option import DATA_VARIABLE, NODE_VARIABLE, named_place, variable
+from lowmark.cli.node_option import (
+    DATA_VARIABLE,
+    NODE_VARIABLE,
+    named_place,
+    node_of_profile,
+    variable,
+)
 from lowmark.cli.session import settings_of, wrong_use
 from lowmark.cli.strangers import warn_of_strangers
 from lowmark.errors import Corrupt, LowmarkError, Rejected
@@ -76,7 +82,8 @@ class Source(Protocol):
 def node_client(node: str | None) -> NodeClient:
     """A client of the node that was named, or of the usual one: for what only a node can do."""
     if node is None:
-        node = variable(NODE_VARIABLE)
+        # (a directory counts for nothing here: it is asked for by nodes alone)
+        node = variable(NODE_VARIABLE) or node_of_profile()
     with wrong_use():
         addresses = [one.strip() for one in (node or DEFAULT_ENDPOINT).split(",")]
         clients = [NodeClient(address, timeout_s=_LOOK_S) for address in addresses]

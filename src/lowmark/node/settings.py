@@ -20,6 +20,7 @@ from lowmark.log import LogConfig
 from lowmark.metastore import ClusterSettings, MetastoreConfig
 from lowmark.node.logs import Logging
 from lowmark.placement import RebalanceConfig
+from lowmark.runtime.profiles import profile_in_use
 from lowmark.runtime.store import whole_location
 
 if TYPE_CHECKING:
@@ -322,15 +323,16 @@ def load_settings(
     *,
     arguments: Mapping[str, Mapping[str, object]] | None = None,
     environment: Mapping[str, str] | None = None,
+    by_profile: bool = True,
 ) -> Settings:
     """Gather the settings from arguments (by section), the environment and one file.
 
-    The file is the one at `path`, else the one that LOWMARK_SETTINGS names, else `lowmark.toml` in
-    the working directory if there is one.
+    The file is the one at `path`, else the one that LOWMARK_SETTINGS names, else that of the
+    profile in use (`by_profile`), else `lowmark.toml` in the working directory if there is one.
     """
     environment = os.environ if environment is None else environment
     arguments = arguments or {}
-    found = _find_file(path, environment=environment)
+    found = _find_file(path, environment=environment, by_profile=by_profile)
     file = _read_file(found) if found else {}
 
     sections = {
@@ -347,11 +349,16 @@ def load_settings(
     return Settings(**sections)
 
 
-def _find_file(path: Path | None, *, environment: Mapping[str, str]) -> Path | None:
+def _find_file(
+    path: Path | None, *, environment: Mapping[str, str], by_profile: bool
+) -> Path | None:
     if path is not None:
         return path
     if named := environment.get(FILE_VARIABLE):
         return Path(named)
+    profile = profile_in_use() if by_profile and environment is os.environ else None
+    if profile and profile.settings:
+        return Path(profile.settings)
     here = Path(FILE_NAME)
     return here if here.exists() else None
 

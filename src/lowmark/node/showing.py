@@ -1,8 +1,8 @@
 """A client shows its token with each call: the header `authorization: Bearer TOKEN`.
 
-Where a client takes its token from, if it was given none: the environment, `LOWMARK_TOKEN`, or
-`LOWMARK_TOKEN_FILE` and the first line of that file; or the file that the command line names. Never
-an argument: every user of a machine can see the arguments of a process.
+Where a client takes its token from, if it was given none: the file that the command line names;
+the environment, `LOWMARK_TOKEN`, or `LOWMARK_TOKEN_FILE` and the first line of that file; the
+profile in use. Never an argument: every user of a machine can see the arguments of a process.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyarrow import flight
 
 from lowmark.errors import Rejected
+from lowmark.runtime.profiles import profile_in_use
 from lowmark.tokens import Secret
 
 if TYPE_CHECKING:
@@ -41,7 +42,9 @@ def token_file(path: str) -> Iterator[None]:
 
 
 def found_secret() -> Secret | None:
-    """The token that the command line or the environment names; None if neither does."""
+    """The token that the command line, the environment or the profile in use names, the first of
+    them that does; else None.
+    """
     if path := _named.get():
         return secret_in(path)
     token, path = (os.environ.get(name, "").strip() for name in (VARIABLE, FILE_VARIABLE))
@@ -49,6 +52,10 @@ def found_secret() -> Secret | None:
         raise Rejected(f"${VARIABLE} and ${FILE_VARIABLE} are both set", hint="Unset one of them.")
     if path:
         return secret_in(path)
+    if not token and (profile := profile_in_use()):
+        if profile.token_file:
+            return secret_in(profile.token_file)
+        token = profile.token
     return Secret(token) if token else None
 
 
@@ -72,7 +79,7 @@ def secret_in(path: str) -> Secret:
 
 
 def secret_of(token: str | Secret | None) -> Secret | None:
-    """The token that a client was given; without, what the environment names."""
+    """The token that a client was given; without, what `found_secret` finds."""
     if token is None:
         return found_secret()
     return token if isinstance(token, Secret) else Secret(token)

@@ -9,7 +9,6 @@ or that speaks nothing else.
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import ssl
 import time
@@ -17,7 +16,8 @@ from typing import Any, Final
 
 from lowmark.errors import LowmarkError
 from lowmark.formatting import time_text
-from lowmark.runtime.network import CA_VARIABLE, host_and_port, speaks_tls
+from lowmark.runtime.network import host_and_port, speaks_tls
+from lowmark.runtime.profiles import authorities
 from lowmark.runtime.refusals import (
     AuthorityUnusable,
     ServerNotTrusted,
@@ -31,11 +31,6 @@ _NOT_YET = 9
 _UNKNOWN_AUTHORITY = frozenset({2, 18, 19, 20, 21})
 _NAME = frozenset({62, 64})
 _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"})
-
-
-def authorities(ca: str | None) -> str | None:
-    """The file that counts: the one that is given, or named by the environment; None: neither."""
-    return ca or os.environ.get(CA_VARIABLE, "").strip() or None
 
 
 def roots_for(address: str, ca: str | None) -> dict[str, bytes]:

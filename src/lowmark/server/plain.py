@@ -29,7 +29,10 @@ from lowmark.convert.times import known_in, parse_time
 from lowmark.server.receiving import chunks_of
 from lowmark.table import SYSTEM_COLUMNS, TimeInFuture
 
-MESSAGE_BYTES: Final = 4 << 20
+MESSAGE_BYTES: Final = (4 << 20) - (64 << 10)
+"""Of values. With its head, a message has at most 4 MiB: the most that gRPC takes in Go and Java,
+unless a client says otherwise. (A single row may have more.)
+"""
 JSON_BYTES_MAX: Final = 64 << 10
 _UNKNOWN: Final = -1
 
