@@ -8,6 +8,7 @@ import datetime as dt
 import uuid
 from dataclasses import dataclass, field
 from decimal import Decimal
+from itertools import combinations
 from random import Random
 from typing import Any
 
@@ -55,7 +56,7 @@ WIDER = {
     "float32": ("float64",),
     "decimal(9,2)": ("decimal(20,2)",),
 }
-KEYS = 50
+KEYS = 80
 NULL_SHARE = 0.2
 
 
@@ -112,6 +113,8 @@ class Drawn:
     kinds: dict[str, str]
     rows: dict[int, dict[str, Any]] = field(default_factory=dict)
     moments: list[Moment] = field(default_factory=list)
+    free: list[str] = field(default_factory=list)
+    """Names that columns had: another column may have one of them now."""
     runs: int = 0
     count: int = 0
 
@@ -119,9 +122,9 @@ class Drawn:
         """A batch of rows; or something else."""
         match self.dice.randrange(10):
             case 0:
-                self._compact()
+                self.compact()
             case 1:
-                self._alter()
+                self.alter()
             case 2 if self.keyed:
                 gone = [self.dice.randrange(KEYS) for _ in range(self.dice.randrange(1, 8))]
                 self.table.delete(gone)
@@ -139,7 +142,7 @@ class Drawn:
         made = []
         for _ in range(dice.choice((1, 5, 20, 40))):
             row = {
-                name: alike[name] if dice.random() < 0.5 else value_of(dice, kind)
+                name: alike[name] if dice.random() < 0.7 else value_of(dice, kind)
                 for name, kind in self.kinds.items()
             }
             key = dice.randrange(KEYS) if self.keyed else self.count
@@ -148,13 +151,14 @@ class Drawn:
             self.rows[key] = made[-1]
         self.table.append(made)
 
-    def _alter(self) -> None:
+    def alter(self) -> None:
+        """Another version of its columns."""
         dice = self.dice
         names = sorted(self.kinds)
-        match dice.randrange(4):
+        match dice.choice((0, 1, 2, 2, 3)):
             case 0:
                 kind = dice.choice(sorted(POOLS))
-                name, default = f"c{self.count}_{len(self.kinds)}", None
+                name, default = self._name(), None
                 column: Any = (name, kind)
                 if dice.random() < 0.5 and kind in {"int32", "int64", "string", "bool"}:
                     default = dice.choice(POOLS[kind])
@@ -167,17 +171,25 @@ class Drawn:
                 name = dice.choice(names)
                 self.table.alter(drop=[name])
                 del self.kinds[name]
+                self.free.append(name)
                 for row in self.rows.values():
                     del row[name]
             case 2:
-                name = dice.choice(names)
-                other = f"{name}r" if len(name) < 12 else f"r{self.count}"
-                if other in self.kinds:
-                    return
-                self.table.alter(rename={name: other})
-                self.kinds = {other if one == name else one: k for one, k in self.kinds.items()}
+                name, other = dice.choice(self._alike() or [tuple(dice.sample(names, 2))])
+                if dice.random() < 0.7:  # the two take each other's name
+                    renamed = {name: other, other: name}
+                else:
+                    renamed = {name: self._name()}
+                    self.free.append(name)
+                if len(renamed) == 2:
+                    self.table.alter(rename={name: "between"})
+                    self.table.alter(rename={other: name})
+                    self.table.alter(rename={"between": other})
+                else:
+                    self.table.alter(rename=renamed)
+                self.kinds = {renamed.get(one, one): kind for one, kind in self.kinds.items()}
                 for key, row in self.rows.items():
-                    self.rows[key] = {other if one == name else one: v for one, v in row.items()}
+                    self.rows[key] = {renamed.get(one, one): v for one, v in row.items()}
             case _:
                 able = [name for name in names if self.kinds[name] in WIDER]
                 if able:
@@ -186,7 +198,20 @@ class Drawn:
                     self.table.alter(widen={name: kind})
                     self.kinds[name] = kind
 
-    def _compact(self) -> None:
+    def _alike(self) -> list[tuple[str, str]]:
+        """Pairs of columns of one type."""
+        pairs = combinations(sorted(self.kinds), 2)
+        return [(one, other) for one, other in pairs if self.kinds[one] == self.kinds[other]]
+
+    def _name(self) -> str:
+        """For a column: a new one, or one that another column had."""
+        if self.free and self.dice.random() < 0.7:
+            return self.free.pop(self.dice.randrange(len(self.free)))
+        self.count += 1
+        return f"n{self.count}"
+
+    def compact(self) -> None:
+        """All rows up to now into ledgers."""
         self.db.advance_watermark("now")
         self.table.compact(engine="local", rewrite=self.dice.random() < 0.2)
         self.moments.clear()  # what was before can't be read any more
@@ -209,7 +234,9 @@ def draw(db: Database, seed: int) -> Drawn:
     """A table with a history."""
     dice = Random(seed)
     keyed = dice.random() < 0.75
-    some = dice.sample(sorted(POOLS), dice.randrange(5, 10))
+    # Several columns of one type may be taken for each other: row groups tell of these.
+    several = dice.choices(("int8", "int32", "int64", "timestamp", "date", "bool"), k=3)
+    some = [*several, *several[:2], *dice.sample(sorted(POOLS), dice.randrange(3, 7))]
     kinds = {f"c{number}": kind for number, kind in enumerate(some)}
     columns = {"id": "int64", **kinds}
     table = db.create_table(
@@ -219,6 +246,8 @@ def draw(db: Database, seed: int) -> Drawn:
     for turn in range(24):
         drawn.change()
         if turn in {9, 16}:
-            drawn._compact()
+            drawn.compact()
+        if turn in {5, 12, 17, 18, 19}:
+            drawn.alter()
     drawn.remember()
     return drawn
