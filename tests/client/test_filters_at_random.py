@@ -21,7 +21,7 @@ from lowmark.backend.filtering import Filter
 from lowmark.ledger import files, tail
 from lowmark.table import Mask
 
-CASES = int(os.environ.get("LOWMARK_FILTER_CASES", "200"))
+CASES = int(os.environ.get("LOWMARK_FILTER_CASES", "100"))
 CASES_OF_A_TABLE = 100
 FILTERS_OF_A_WAY = 4
 """Of each full scan."""
@@ -54,7 +54,7 @@ def test_a_filter_gives_what_python_leaves_of_all_rows(tmp_path: Path) -> None:
     assert 0 < passed < kept
 
 
-@pytest.mark.release  # the same test with 200 cases is above
+@pytest.mark.release  # the same test with 100 cases is above
 @pytest.mark.slow
 @pytest.mark.timeout(1_800)
 @pytest.mark.parametrize("part", range(10))
