@@ -80,6 +80,12 @@ torture: MINUTES ?= 10
 torture: bytecode ## Three nodes, killed, cut off and suspended for MINUTES=10; HISTORY=DIR keeps what clients did, HOSTS=1 has hosts
 	PYTHONPATH=tests $(PY) -m torture.run --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(HISTORY),--history "$(HISTORY)") $(if $(HOSTS),--hosts)
 
+.PHONY: linearizable
+linearizable: MINUTES ?= 2
+linearizable: bytecode ## Check a history by Porcupine (needs Go): HISTORY=DIR; or RUNS=20 MINUTES=2 makes some, KEEP=DIR keeps them
+	@PYTHONPATH=tests $(PY) -m linearizable.run $(if $(HISTORY),--history "$(HISTORY)",$(if $(RUNS),--runs $(RUNS) --minutes $(MINUTES))) \
+		$(if $(SEED),--seed $(SEED)) $(if $(KEEP),--keep "$(KEEP)") $(if $(HOSTS),--hosts)
+
 .PHONY: golden
 golden: $(READY) ## Write what the code prints now into tests/scenarios; read the difference, then commit
 	REWRITE=1 $(PY) -m pytest -q tests/scenarios

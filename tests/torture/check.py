@@ -153,7 +153,7 @@ class _Rows:
                 if row.time < before:
                     add("time", f"partition {number}: the time of offset {offset} goes back")
                 before = row.time
-                if row.id < 0 or row.who == "end":
+                if row.id < 0:
                     continue
                 if row.id in self._places:
                     where = self._places[row.id]

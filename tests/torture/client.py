@@ -23,7 +23,7 @@ import msgspec
 import pyarrow as pa
 
 import lowmark
-from lowmark.client import Database, Producer, Table
+from lowmark.client import Database, Producer, Result, Table
 from lowmark.errors import LowmarkError
 from lowmark.group import OutcomeUnknown
 from lowmark.metastore import Put, value_is
@@ -43,9 +43,10 @@ PROCESSES = 1_000
 META = "torture/"
 META_KEYS = 3
 META_END = "torture/end"
-AS_OF_AGE_S = 240.0
 PAUSE_S = 0.05
 FINISH_S = 90.0
+KEEP = "keep"
+"""A cursor that never moves: so all rows stay in the backlog, and compaction cuts none of it."""
 META_WRITE_S = 8.0
 """A write that must not be made twice waits this long for a node that is suspended. A writer may
 meet that node two times in a row, and is expected to go on all the same (`nemesis.PROGRESS_S`).
@@ -73,6 +74,8 @@ class Spec(msgspec.Struct):
     began_ns: int
     seed: int
     pace_s: float
+    as_of_s: float
+    """Times that are older are asked for no more: runs of compaction may have passed them."""
 
 
 class Client:
@@ -110,6 +113,7 @@ class Client:
         changes: bool = False,
         node: str = "",
         revision: Callable[[T], int] | None = None,
+        parts: Callable[[T], list[list[int]]] | None = None,
     ) -> T | None:
         """Do something, and write down what came of it; None if it failed."""
         self.recorder.write(self.process, "invoke", f, asked, node=node)
@@ -136,7 +140,8 @@ class Client:
             return None
         number = revision(found) if revision is not None else 0
         value = said(found) if said is not None else asked
-        self.recorder.write(self.process, "ok", f, value, node=node, revision=number)
+        where = parts(found) if parts is not None else None
+        self.recorder.write(self.process, "ok", f, value, node=node, revision=number, parts=where)
         return found
 
     def rest(self) -> None:
@@ -157,7 +162,7 @@ class Client:
                 lambda result, first=first, count=count: {  # type: ignore[misc]
                     "first": first,
                     "count": count,
-                    "parts": [[part.partition, part.first, part.rows] for part in result.parts],
+                    "parts": parts_of(result),
                 },
                 changes=True,
             )
@@ -204,14 +209,12 @@ class Client:
             changes[key] += 1
             seq: int | None = None if changes[key] % 10 == 0 else changes[key]
 
-            def change(key: int = key, seq: int | None = seq) -> bool:
+            def change(key: int = key, seq: int | None = seq) -> Result:
                 if seq is None:
-                    self.table.delete([key])
-                else:
-                    self.table.upsert([{"id": key, "seq": seq, "who": f"c{self.me.number}"}])
-                return True
+                    return self.table.delete([key])
+                return self.table.upsert([{"id": key, "seq": seq, "who": f"c{self.me.number}"}])
 
-            self.do("write", [key, seq], change, changes=True)
+            self.do("write", [key, seq], change, changes=True, parts=parts_of)
             self.rest()
 
     def owner(self, key: int) -> int:
@@ -264,7 +267,7 @@ class Client:
         known: list[tuple[float, int]] = []
         while self.going_on:
             table = self.random.choice(tables)
-            known = [one for one in known if time.monotonic() - one[0] < AS_OF_AGE_S][-200:]
+            known = [one for one in known if time.monotonic() - one[0] < self.spec.as_of_s][-200:]
             if not known or self.random.random() < 0.25:
                 snapshot = self.do(
                     "snapshot",
@@ -477,6 +480,11 @@ class Client:
                     over = any(one.key == META_END.encode() for one in event.changes)
 
 
+def parts_of(result: Result) -> list[list[int]]:
+    """Where rows went: partition, first offset, rows."""
+    return [[part.partition, part.first, part.rows] for part in result.parts]
+
+
 def pairs(offsets: Any) -> list[list[int]]:
     """Offsets by partition, as JSON has them."""
     return [[number, offset] for number, offset in sorted(offsets.items())]
@@ -503,7 +511,7 @@ def digest_of(rows: Any) -> str:
 
 def weight_of(key: int, seq: int) -> int:
     """What a row adds to a digest."""
-    return int.from_bytes(hashlib.blake2b(b"%d:%d" % (key, seq), digest_size=8).digest())
+    return int.from_bytes(hashlib.sha256(b"%d:%d" % (key, seq)).digest()[:8])
 
 
 def main() -> None:

@@ -67,10 +67,13 @@ class Cluster:
         self.small = count - 1
         """The node whose disk can be filled."""
         self.has_small_disk = False
+        self.unsettled = False
+        """Whether a reset is under way: then nodes that run are no majority of what there was."""
 
     def __enter__(self) -> Self:
         self.has_small_disk = self._mount()
         self._control.mkdir()
+        self._ledgers.mkdir()
         homes = [self._home(number) for number in self.numbers]
         self._places = self._ends.enter_context(places(homes, shared=[self._control]))
         self.addresses = [place.listen for place in self._places]
@@ -118,6 +121,20 @@ class Cluster:
         """What nodes are told while they run."""
         return self.folder / "control"
 
+    @property
+    def _ledgers(self) -> Path:
+        """Rows that were compacted, for all nodes on this host; between hosts there is another."""
+        return self.folder / "cluster-ledgers"
+
+    def data(self, number: int) -> Path:
+        """The directory of a node."""
+        home = self._home(number)
+        return home / f"n{number}" if number == self.small else home
+
+    def command(self, number: int, words: list[str]) -> list[str]:
+        """The same command, where a node is."""
+        return self._places[number].command(words)
+
     def _home(self, number: int) -> Path:
         return self._disk if number == self.small else self.folder / f"n{number}"
 
@@ -138,9 +155,7 @@ class Cluster:
     def start(self, number: int, *, join: bool = False) -> None:
         """Start a node; `wait_ready` waits for it."""
         state = self._states[number]
-        place, data = self._places[number], self._home(number)
-        if number == self.small:
-            data /= f"n{number}"
+        place, data = self._places[number], self.data(number)
         words = ["-m", "torture.node"]
         words += [str(self._control / f"{one}-{number}") for one in ("clock", "routes")]
         words += ["serve", "--data", str(data), "--json", *place.options]
@@ -152,9 +167,15 @@ class Cluster:
         state.program = self._children.start_program(
             place.command([sys.executable, *words]),
             name=f"node-{number}",
-            env={**os.environ, "PYTHONPATH": path, **place.environment, **ENVIRONMENT},
+            env={
+                **os.environ,
+                "PYTHONPATH": path,
+                "LOWMARK_LEDGER_LOCATION": str(self._ledgers),
+                **place.environment,
+                **ENVIRONMENT,
+            },
         )
-        self._did("start", {"node": number})
+        self.did("start", {"node": number})
 
     def wait_ready(self, number: int) -> None:
         """Wait until it says that it is ready."""
@@ -169,7 +190,7 @@ class Cluster:
                 said.seek(state.said_from)
                 state.ready = any(line.startswith(b'{"name"') for line in said.read().split(b"\n"))
             if state.ready:
-                self._did("ready", {"node": number})
+                self.did("ready", {"node": number})
         return state.ready
 
     def kill(self, number: int) -> None:
@@ -181,7 +202,7 @@ class Cluster:
                     f"node {number} ended by itself; it said: {state.program.said()}"
                 )
             state.ready = state.paused = False
-            self._did("kill", {"node": number})
+            self.did("kill", {"node": number})
             state.program.kill()
             state.program = None
 
@@ -190,7 +211,7 @@ class Cluster:
         state = self._states[number]
         if state.program is not None:
             state.paused = True
-            self._did("pause", {"node": number})
+            self.did("pause", {"node": number})
             state.program.send_signal(signal.SIGSTOP)
 
     def resume(self, number: int) -> None:
@@ -198,24 +219,24 @@ class Cluster:
         if state.program is not None and state.paused:
             state.program.send_signal(signal.SIGCONT)
             state.paused = False
-            self._did("resume", {"node": number})
+            self.did("resume", {"node": number})
 
     def cut(self, ways: Collection[Way], *, aloud: bool) -> None:
         """Nothing passes these ways any more; between hosts, no word of it is said."""
         aloud = aloud and world() is None
         self._cuts |= set(ways)
-        self._did("cut", {"ways": sorted(ways), "aloud": aloud})
+        self.did("cut", {"ways": sorted(ways), "aloud": aloud})
         self._cutting.cut(ways, aloud=aloud)
 
     def lose(self, share: float) -> None:
         """Of all packets between nodes, this share is lost from now on."""
-        self._did("lose", {"share": share})
+        self.did("lose", {"share": share})
         self._between_hosts.lose(share)
         self._lossy = True
 
     def hide(self, number: int) -> None:
         """No client reaches this node, and it reaches none; other nodes do."""
-        self._did("hide", {"node": number})
+        self.did("hide", {"node": number})
         self._between_hosts.hide(number)
         self._lossy = True
 
@@ -230,19 +251,19 @@ class Cluster:
             self._cutting.mend()
             self._cuts.clear()
             self._lossy = False
-            self._did("mend", None)
+            self.did("mend", None)
 
     def jump(self, number: int, ahead_ms: int) -> None:
         """Put the wall clock of a node."""
         self._states[number].ahead_ms = ahead_ms
-        self._did("jump", {"node": number, "ahead_ms": ahead_ms})
+        self.did("jump", {"node": number, "ahead_ms": ahead_ms})
         with (self._control / f"clock-{number}").open("r+b") as file:
             file.write(struct.pack("<q", ahead_ms))
 
     def fill(self) -> None:
         """Leave no byte on the small disk."""
         self._states[self.small].full = True
-        self._did("fill", {"node": self.small})
+        self.did("fill", {"node": self.small})
         with (self._disk / "ballast").open("wb", buffering=0) as file, contextlib.suppress(OSError):
             while True:
                 file.write(bytes(1 << 20))
@@ -251,7 +272,7 @@ class Cluster:
         if self._states[self.small].full:
             (self._disk / "ballast").unlink()
             self._states[self.small].full = False
-            self._did("free", {"node": self.small})
+            self.did("free", {"node": self.small})
 
     def mend_all(self) -> None:
         """All nodes run, and nothing is in their way."""
@@ -270,7 +291,8 @@ class Cluster:
         for number in self.numbers:
             self.wait_ready(number)
 
-    def _did(self, f: str, value: object) -> None:
+    def did(self, f: str, value: object) -> None:
+        """Write down what was done to nodes."""
         self.counts[f] = self.counts.get(f, 0) + 1
         self._recorder.write(NEMESIS, "info", f, value)
         now = self.majority
@@ -294,7 +316,7 @@ class Cluster:
     @property
     def majority(self) -> bool:
         """Whether two good nodes reach each other."""
-        return any(
+        return not self.unsettled and any(
             self.good(a) and self.good(b) and (a, b) not in self._cuts and (b, a) not in self._cuts
             for a, b in combinations(self.numbers, 2)
         )

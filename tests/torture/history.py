@@ -14,6 +14,8 @@ import msgspec
 
 Type = Literal["invoke", "ok", "fail", "info"]
 NEMESIS = "nemesis"
+VERSION = 2
+"""Of the format. What changed: docs/formats/history.md."""
 
 
 class Event(msgspec.Struct, omit_defaults=True):
@@ -32,6 +34,8 @@ class Event(msgspec.Struct, omit_defaults=True):
     """The only node that was asked: it may be away."""
     unknown: bool = False
     """Whether the call may end without saying whether it was done."""
+    parts: list[list[int]] | None = None
+    """Where the rows of a `write` went: partition, offset, rows."""
 
 
 class Recorder:
@@ -59,10 +63,11 @@ class Recorder:
         revision: int = 0,
         node: str = "",
         unknown: bool = False,
+        parts: list[list[int]] | None = None,
     ) -> None:
         with self._lock:
             at = time.monotonic_ns() - self._began_ns
-            event = Event(process, kind, f, value, at, error, revision, node, unknown)
+            event = Event(process, kind, f, value, at, error, revision, node, unknown, parts)
             self._file.write(self._encode(event) + b"\n")
             if kind == "ok":
                 self._counts.add(self._counted_as + f)
@@ -83,6 +88,7 @@ KINDS = (
     "meta-cas",
     "meta-read",
     "meta-watch",
+    "final",
 )
 _COUNTS = struct.Struct(f"<{len(KINDS)}q")
 

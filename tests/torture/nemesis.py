@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from random import Random
+from threading import Thread
 
 from clusters.places import world
+from lowmark.errors import LowmarkError
 from torture.cluster import Cluster
+from torture.operating import Operator
 
 PROGRESS_S = 30.0
 PROGRESS = {
@@ -44,9 +48,15 @@ TROUBLES = (
     "full-disk",
     "kill-all",
 )
+OPERATED = ("alter", "cut-catalog", "compact", "compact-and-kill", "move", "reset")
+"""What an operator does (`operating`)."""
 BETWEEN_HOSTS = ("lossy", "hide-leader")
 """What else is done where each node is in a host of its own."""
 LOST = (0.02, 0.1)
+_OPERATED_SHARE = 0.35
+_RUN_S = 0.5
+_SURE_S = 10.0
+"""What clients may be behind when they ask for a time that is about to be too old."""
 FAR_MS = (-3_600_000, -5_000, 5_000, 3_600_000)
 NEAR_MS = (-400, -200, 200, 400)
 
@@ -57,13 +67,17 @@ class Nemesis:
     def __init__(
         self,
         cluster: Cluster,
+        operator: Operator,
         random: Random,
         counts: Callable[[], dict[str, int]],
         say: Callable[[str], None],
         *,
         dwell_s: float = 0.0,
+        as_of_s: float = 240.0,
     ) -> None:
         self._cluster = cluster
+        self._operator = operator
+        self._as_of_s = as_of_s
         self._random = random
         self._counts = counts
         self._say = say
@@ -72,7 +86,9 @@ class Nemesis:
         self.violations: list[str] = []
 
     def draw(self) -> str:
-        """The next trouble."""
+        """The next trouble. Of what an operator does, a reset is the rarest: it takes longest."""
+        if self._random.random() < _OPERATED_SHARE:
+            return self._random.choices(OPERATED, (2, 2, 2, 2, 2, 1))[0]
         return self._random.choice(TROUBLES if world() is None else TROUBLES + BETWEEN_HOSTS)
 
     def make(self, trouble: str) -> None:
@@ -128,14 +144,51 @@ class Nemesis:
             case "kill-all":
                 for number in cluster.numbers:
                     cluster.kill(number)
+            case "alter":
+                self._operator.alter()
+            case "cut-catalog":
+                self._operator.alter()
+                self._operator.cut_catalog(self._as_of_s + _SURE_S)
+            case "compact":
+                self._operator.compact(self._as_of_s + _SURE_S)
+            case "compact-and-kill":
+                self._compact_and_kill(leader)
+            case "move":
+                self._operator.replicas(len(cluster.numbers) - 1)
+                self.go_on(trouble)
+                self._operator.replicas(len(cluster.numbers))
+            case "reset":
+                self._operator.reset(random.choice(cluster.numbers))
             case other:
-                raise ValueError(f"there is no trouble {other}; there are: {', '.join(TROUBLES)}")
+                known = ", ".join((*TROUBLES, *OPERATED, *BETWEEN_HOSTS))
+                raise ValueError(f"there is no trouble {other}; there are: {known}")
         if trouble != "kill-all":
             self.go_on(trouble)
         time.sleep(self._dwell_s * random.random() ** 3)  # few are long
         cluster.mend_all()
         self.go_on(f"the end of {trouble}")
+        with suppress(LowmarkError):  # a clock may have been far ahead: then the next time will do
+            self._operator.remember()
         self._say(f"{trouble} at node {leader}: {time.monotonic() - began:.1f} s")
+
+    def _compact_and_kill(self, leader: int) -> None:
+        """A run begins, and a node dies under it."""
+        failed: list[BaseException] = []
+
+        def compact() -> None:
+            try:
+                self._operator.compact(self._as_of_s + _SURE_S)
+            except LowmarkError:
+                pass  # its own node may be the one that dies
+            except BaseException as error:
+                failed.append(error)
+
+        run = Thread(target=compact, name="compact")
+        run.start()
+        time.sleep(_RUN_S * self._random.random())
+        self._cluster.kill(leader)
+        run.join()
+        self.violations += [f"the run under which a node died: {error!r}" for error in failed]
 
     def _leader(self) -> int:
         """A node that leads something: the metastore, or a partition."""

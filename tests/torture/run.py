@@ -28,10 +28,22 @@ from hosts.hosts import why_none
 from lowmark.catalog import AlterZone
 from lowmark.metastore import Put
 from torture.check import Row, Verdict, check
-from torture.client import COLUMNS, FINISH_S, IDS, META_END, TABLE, ClientSpec, Spec
+from torture.client import (
+    COLUMNS,
+    FINISH_S,
+    IDS,
+    KEEP,
+    META_END,
+    TABLE,
+    ClientSpec,
+    Spec,
+    pairs,
+    placed,
+)
 from torture.cluster import Cluster
-from torture.history import KINDS, NEMESIS, Counts, Recorder, merge, save
+from torture.history import KINDS, NEMESIS, VERSION, Counts, Recorder, merge, save
 from torture.nemesis import Nemesis
+from torture.operating import Operator
 
 PARTITIONS = 4
 ROLES = (
@@ -39,6 +51,12 @@ ROLES = (
     ("append", "write", "scan", "read", "as-of", "tail", "poll", "meta-write", "meta-read"),
 )
 """Of each process of clients."""
+AS_OF_S = (20.0, 240.0)
+"""How old a time may be that clients still ask for: a fifth of the run, within these."""
+LAST_IDS = 1_000 * IDS
+"""From here on are the ids of the last rows."""
+LOOKER = 950
+"""The process that reads all rows at each node, when all clients have ended."""
 
 
 @dataclass(slots=True)
@@ -69,25 +87,41 @@ def torture(
     began_ns = time.monotonic_ns()
     random = Random(seed)
     recorder = Recorder(folder / "rows-nemesis.jsonl", began_ns, counted_as="")
+    recorder.write(NEMESIS, "info", "history", {"version": VERSION, "partitions": PARTITIONS})
+    shortest, longest = AS_OF_S
+    as_of_s = min(longest, max(shortest, seconds / 5))
     with ExitStack() as last:
         children = last.enter_context(Children(folder))
         cluster = Cluster(folder, children, recorder)
         last.callback(cluster.unmount)
         last.callback(recorder.close)
-        nemesis = Nemesis(cluster, random, lambda: counts_of(folder), say, dwell_s=dwell_s)
+        operator = Operator(cluster, recorder, PARTITIONS)
+        nemesis = Nemesis(
+            cluster,
+            operator,
+            random,
+            lambda: counts_of(folder),
+            say,
+            dwell_s=dwell_s,
+            as_of_s=as_of_s,
+        )
         with cluster:
-            specs = _specs(folder, cluster, began_ns, seed, pace_s)
-            logs = _live(folder, cluster, children, nemesis, specs, troubles or (), seconds)
+            specs = _specs(folder, cluster, began_ns, seed, pace_s, as_of_s)
+            plan = troubles or ()
+            logs = _live(
+                folder, cluster, children, nemesis, operator, specs, plan, seconds, recorder
+            )
         rows = merge(sorted(folder.glob("rows-*.jsonl")))
         meta = merge(sorted(folder.glob("metastore-*.jsonl")))
         deeds = [event for event in rows if event.process == NEMESIS]
-        meta = sorted([*meta, *deeds], key=lambda event: event.time)
+        meta = sorted([*deeds, *meta], key=lambda event: event.time)
         if history is not None:
             history.mkdir(parents=True, exist_ok=True)
             save(history / "rows.jsonl", rows)
             save(history / "metastore.jsonl", meta)
         verdict = check(rows, meta, logs[0])
-        violations = [*nemesis.violations, *cluster.problems, *verdict.violations]
+        violations = [*nemesis.violations, *operator.problems, *cluster.problems]
+        violations += verdict.violations
         if violations:
             cluster.keep_small_disk()
         return Outcome(
@@ -100,15 +134,18 @@ def _live(
     cluster: Cluster,
     children: Children,
     nemesis: Nemesis,
+    operator: Operator,
     specs: list[tuple[str, Path]],
     troubles: Sequence[str],
     seconds: float,
+    recorder: Recorder,
 ) -> list[dict[int, list[Row]]]:
     """From the first call to the last; gives the log of each partition, as each node has it."""
     violations = nemesis.violations
     with lowmark.connect(cluster.addresses[0], timeout_s=60.0) as db:
         db.backend.execute([AlterZone(name="default", replicas=len(cluster.numbers))])
-        db.create_table(TABLE, COLUMNS, key="id", partitions=PARTITIONS)
+        table = db.create_table(TABLE, COLUMNS, key="id", partitions=PARTITIONS)
+        table.cursors.create(KEEP, start="earliest")
     clients = [
         children.start_program(
             [sys.executable, "-m", "torture.client", str(path)],
@@ -129,7 +166,7 @@ def _live(
         violations.append(str(error))
     (folder / "stop").touch()
     _wait(lambda: all((folder / f"idle-{name}").exists() for name, _ in specs))
-    _farewell(cluster)
+    _farewell(cluster, operator)
     _wait(lambda: not any(client.alive for client in clients))
     for client in clients:
         if client.alive:
@@ -140,14 +177,17 @@ def _live(
         except ChildDied as error:
             if error.code:
                 violations.append(f"the clients {client.name} failed: {client.said()}")
-    logs = [_log(address, violations) for address in cluster.addresses]
+    logs = [
+        _log(address, violations, recorder, LOOKER + number)
+        for number, address in enumerate(cluster.addresses)
+    ]
     if any(log != logs[0] for log in logs):
         violations.append("the nodes do not have the same rows")
     return logs
 
 
 def _specs(
-    folder: Path, cluster: Cluster, began_ns: int, seed: int, pace_s: float
+    folder: Path, cluster: Cluster, began_ns: int, seed: int, pace_s: float, as_of_s: float
 ) -> list[tuple[str, Path]]:
     number, processes, hot = 0, list[list[ClientSpec]](), list[int]()
     for roles in ROLES:
@@ -170,6 +210,7 @@ def _specs(
             began_ns=began_ns,
             seed=seed,
             pace_s=pace_s,
+            as_of_s=as_of_s,
         )
         path = folder / f"client-{index}.json"
         path.write_bytes(msgspec.json.encode(spec))
@@ -193,31 +234,35 @@ def _wait(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def _farewell(cluster: Cluster) -> None:
+def _farewell(cluster: Cluster, operator: Operator) -> None:
     """The last rows of each partition, and the last value of the metastore."""
     with lowmark.connect(cluster.addresses[0], timeout_s=60.0) as db:
-        left = set(range(PARTITIONS))
-        first = 1_000 * IDS
-        while left:
-            rows = [{"id": first + n, "seq": 0, "who": "end"} for n in range(4 * PARTITIONS)]
-            left -= {part.partition for part in db[TABLE].append(rows).parts}
-            first += len(rows)
+        operator.append(db, "end", first=LAST_IDS)
         db.backend.write([Put(META_END.encode(), b"end")])
 
 
-def _log(address: str, violations: list[str]) -> dict[int, list[Row]]:
-    """All rows of each partition, as a node gives them."""
+def _log(
+    address: str, violations: list[str], recorder: Recorder, process: int
+) -> dict[int, list[Row]]:
+    """All rows of each partition, as a node gives them; a call of a client, too."""
     found: dict[int, list[Row]] = {number: [] for number in range(PARTITIONS)}
     columns = ["id", "seq", "who", "_time", "_partition", "_offset", "_change"]
     gaps = 0
+    recorder.write(process, "invoke", "final", None, node=address)
     with lowmark.connect(address, timeout_s=60.0) as db, db[TABLE].read(columns=columns) as reader:
-        table = reader.to_arrow()
+        table, ends = reader.to_arrow(), reader.position
     for key, seq, who, at, number, offset, _ in zip(
         *(table.column(name).to_pylist() for name in columns), strict=True
     ):
         if offset != len(found[number]):
             gaps += 1
         found[number].append(Row(key, seq, who, at))
+    said = {
+        "end": pairs(ends),
+        "rows": placed(table),
+        "times": [[number, [row.time for row in part]] for number, part in found.items()],
+    }
+    recorder.write(process, "ok", "final", said, node=address)
     if gaps:
         violations.append(f"the node at {address} gives offsets with {gaps} gaps")
     return found

@@ -91,9 +91,10 @@ def test_three_nodes_keep_every_row_on_loopback(tmp_path: Path) -> None:
 def test_three_nodes_keep_every_row_under_every_trouble_between_hosts(tmp_path: Path) -> None:
     if why_none():
         pytest.skip(f"no hosts: {why_none()}")
-    found = tortured_in_hosts(tmp_path, (*TROUBLES, *nemesis.BETWEEN_HOSTS))
+    plan = (*TROUBLES, *nemesis.OPERATED, *nemesis.BETWEEN_HOSTS)
+    found = tortured_in_hosts(tmp_path, plan)
     assert not found.violations
-    assert found.troubles == dict.fromkeys((*TROUBLES, *nemesis.BETWEEN_HOSTS), 1)
+    assert found.troubles == dict.fromkeys(plan, 1)
     assert found.deeds["packet-lost"] > 0
 
 
