@@ -559,7 +559,7 @@ class WarningRow(_Reply, frozen=True):
 
     kind: str
     """`cursor-pins`, `cursor-waits`, `cursor-overdue`, `watermark-held`, `replicas-missing`,
-    `move-failing` or `insecure`.
+    `move-failing`, `clock`, `times-ahead` or `insecure`.
     """
     text: str
     table: str = ""
