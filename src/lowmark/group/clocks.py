@@ -89,15 +89,20 @@ class Clocks:
         self._highs: list[int] = []
         """Of those that count, each in its order."""
         self._said: tuple[Off, ...] = ()
+        self._started = False
         calls.serve(SERVICE, self._asked)
         if not clock.alone:
             clock.others = self.agreed
 
     # -- asking -----------------------------------------------------------------------------------
 
+    def start(self) -> None:
+        """Ask from now on: this node belongs to a cluster."""
+        self._started = not self._clock.alone
+
     def tick(self) -> None:
         """Ask those whose turn it is."""
-        if self._clock.alone:
+        if not self._started:
             return
         now_ms = self._elapsed_us() // 1_000
         nodes = sorted(self._nodes())
