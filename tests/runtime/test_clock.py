@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowmark.runtime import COUNTER_BITS, ClockSkew, HybridClock, HybridTime, millis_of
+from lowmark.runtime import (
+    COUNTER_BITS,
+    LOG_AHEAD_MS_MAX,
+    Agreed,
+    ClockSkew,
+    HybridClock,
+    HybridTime,
+    millis_of,
+)
 
 MAX_SKEW_MS = 500
 LAST_MS = (1 << 48) - 1
@@ -124,6 +132,68 @@ def test_a_clock_that_is_too_far_ahead_follows_others_that_are_as_far(by_log: bo
     latest = clock.latest
     clock.follow(at(1_001 + 10 * MAX_SKEW_MS))
     assert clock.latest == latest
+
+
+HOUR_MS = 3_600_000
+
+
+def clock_among(wall: Wall, *others: int) -> HybridClock:
+    """A clock that knows what the cluster's say: the middle one of them."""
+    clock = HybridClock(wall, max_skew_ms=MAX_SKEW_MS)
+
+    def agreed(wall_ms: int) -> Agreed:
+        middle = sorted([wall_ms, *others])[len(others) // 2]
+        return Agreed(middle, middle)
+
+    clock.others = agreed
+    return clock
+
+
+@pytest.mark.parametrize("off_ms", [-HOUR_MS, -MAX_SKEW_MS, MAX_SKEW_MS, HOUR_MS])
+def test_a_wall_clock_that_is_wrong_is_held_to_those_of_most(off_ms: int) -> None:
+    # given a clock that is off, among two that are right
+    right = 2 * HOUR_MS
+    wall = Wall(right + off_ms)
+    clock = clock_among(wall, right, right)
+    # then its times are as near to theirs as half of what clocks may differ
+    half = MAX_SKEW_MS // 2 if off_ms > 0 else -MAX_SKEW_MS // 2
+    assert millis_of(clock.now()) == clock.wall_ms() == right + half
+    # and it follows others as far as any of them would
+    assert clock.follow(at(right + MAX_SKEW_MS))
+    assert not clock.follow(at(right + MAX_SKEW_MS + 1))
+
+
+def test_a_wall_clock_that_is_off_by_no_more_than_half_of_the_skew_is_believed() -> None:
+    for off_ms in (-MAX_SKEW_MS // 2, 7, MAX_SKEW_MS // 2):
+        clock = clock_among(Wall(HOUR_MS + off_ms), HOUR_MS, HOUR_MS)
+        assert clock.now() == at(HOUR_MS + off_ms)
+
+
+def test_most_clocks_that_jump_together_are_followed() -> None:
+    # given a clock that stayed behind when the two others were put forward
+    clock = clock_among(Wall(1_000), HOUR_MS, HOUR_MS)
+    assert millis_of(clock.now()) == HOUR_MS - MAX_SKEW_MS // 2
+
+
+def test_a_time_that_a_log_has_is_followed_up_to_a_day_ahead() -> None:
+    clock = clock_among(Wall(1_000), 1_000, 1_000)
+    # given a log with times of a clock that was an hour ahead
+    assert clock.follow_log(at(HOUR_MS, 5))
+    assert clock.now() == at(HOUR_MS, 6)
+    assert clock.logged == at(HOUR_MS, 5)
+    # then the present is where it was
+    assert clock.wall_ms() == 1_000
+    # and one that is a day ahead is followed, and no later one
+    assert clock.follow_log(at(1_000 + LOG_AHEAD_MS_MAX))
+    latest = clock.latest
+    assert not clock.follow_log(at(1_001 + LOG_AHEAD_MS_MAX))
+    assert (clock.latest, clock.logged) == (latest, latest)
+
+
+def test_a_clock_without_others_follows_its_log_however_far_ahead_it_is() -> None:
+    for clock in (HybridClock(Wall(0)), HybridClock(Wall(0), alone=True)):
+        assert clock.follow_log(at(10 * LOG_AHEAD_MS_MAX))
+        assert clock.now() == at(10 * LOG_AHEAD_MS_MAX, 1)
 
 
 def test_time_fits_into_64_bits_up_to_its_last_moment() -> None:

@@ -246,8 +246,8 @@ class Embedded(NodeThread):
             clock = self.node.runtime.clock
             self._follow_time(known)
             closed = max((view.closed for view in views), default=0)
-            clock.catch_up(HybridTime(closed))  # by this clock, though it may be behind now
-            return Moment(int(clock.now()), self.node.loop.wall_ms())
+            clock.follow_log(closed)  # by this clock, though it may be behind now
+            return Moment(max(int(clock.now()), closed + 1), clock.wall_ms())
 
         def latest() -> Future[Moment]:
             # Rows have times of their leaders' clocks, which may be ahead of this one.
@@ -565,7 +565,7 @@ class Embedded(NodeThread):
 
     def _status(self, partition: Partition, state: State) -> PartitionStatus:
         """On the loop."""
-        wall_ms = self.node.loop.wall_ms()
+        wall_ms = self.node.runtime.clock.wall_ms()
         return PartitionStatus(
             partition.number,
             state.backlog.view,

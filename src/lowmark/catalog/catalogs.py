@@ -604,7 +604,7 @@ class Catalogs:
                 return
             # A clock that was put back stands still until the wall has caught up with it: that is
             # what has to be waited for.
-            wait_ms = max(wait_ms, due_ms - self._loop.wall_ms())
+            wait_ms = max(wait_ms, due_ms - self._clock.wall_ms())
             if wait_ms > patience_ms or left_ms <= 0:
                 future.reject(NotInForce(catalog.version, wait_ms=wait_ms, due_ms=due_ms))
             else:

@@ -36,7 +36,8 @@ them, with a part for each story: `requests` (callers that wait), `applier` (the
 `leadership` (what only a leader does), `writes` (what must be durable), `snapshots` (its own, and
 those of others, which come by `transfer`, as fast as `throttle` lets them), `versions`, `rejoin`,
 `reset`, `rest`. `groups` drives all groups of a node with one clock and one link (`transport`,
-`wire`), which nodes also use to ask each other (`calls`).
+`wire`), which nodes also use to ask each other (`calls`), for what their clocks say among others
+(`clocks`).
 """
 
 from typing import TYPE_CHECKING
@@ -45,6 +46,7 @@ from lowmark.faces import face
 
 if TYPE_CHECKING:
     from lowmark.group.calls import CallLost, Calls, NoService, NotAsked, Reply
+    from lowmark.group.clocks import Clocks, Off
     from lowmark.group.config import GroupConfig
     from lowmark.group.envelope import COMMAND_BYTES, Command, open_command
     from lowmark.group.errors import (
@@ -84,6 +86,7 @@ __all__ = [
     "ChangeAnswer",
     "ChangeError",
     "ChangeFailed",
+    "Clocks",
     "Command",
     "CommandTooLarge",
     "CopyOutdated",
@@ -105,6 +108,7 @@ __all__ = [
     "NotLeader",
     "NotWritten",
     "Observer",
+    "Off",
     "OutcomeUnknown",
     "PeerListener",
     "PeerStatus",

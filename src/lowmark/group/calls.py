@@ -133,6 +133,11 @@ class Calls:
         """Of nodes that are known, and of strangers: these can't crowd out those."""
         self._closed = False
 
+    @property
+    def node(self) -> int:
+        """The number of this node."""
+        return self._transport.node
+
     def serve(self, name: str, service: Service, *, strangers: bool = False) -> None:
         """Answer questions by this name from now on; `strangers`: of nodes nobody knows, too."""
         self._services[name] = (service, strangers)

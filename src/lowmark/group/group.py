@@ -667,7 +667,7 @@ class Group:
         """Another node's clock stamped what was applied here, and callers are shown it from here:
         they are given no earlier time by this one's.
         """
-        self._services.clock.follow(self._applier.last_time)
+        self._services.clock.follow_log(self._applier.last_time)
 
     def members_changed(self, *, was_joint: bool, led: bool) -> None:
         """A change of members is in force; `led`: this member led until then."""

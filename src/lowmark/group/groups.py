@@ -11,6 +11,7 @@ from typing import NamedTuple
 from lowmark.errors import LowmarkError, Rejected
 from lowmark.group import reset
 from lowmark.group.calls import Calls
+from lowmark.group.clocks import Clocks
 from lowmark.group.config import GroupConfig
 from lowmark.group.errors import GroupStopped, GroupUnfinished
 from lowmark.group.group import Group
@@ -154,6 +155,13 @@ class Groups:
             send=self.send,
             now_ms=self.now_ms,
             timeout_ms=self.config.request_timeout_ms,
+        )
+        self.clocks = Clocks(
+            self.calls,
+            self.clock,
+            nodes=lambda: self.transport.addresses.keys() - {self.transport.node},
+            wall_ms=runtime.loop.wall_ms,
+            elapsed_us=self.elapsed_us,
         )
         log.on_written = self._written
         log.on_dropped = self._dropped
@@ -463,6 +471,7 @@ class Groups:
             return
         self._loop.call_later(self.config.tick_ms, self._tick)
         self.calls.tick()
+        self.clocks.tick()
         if self._announcements:
             # Whoever rests on a process that is no more shall know at once.
             self._announcements -= 1

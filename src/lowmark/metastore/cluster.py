@@ -276,6 +276,7 @@ class Cluster:
             raise Rejected("a node is identified before it joins a cluster")
         self._identity = found
         groups.calls.name_of = self._name_of
+        groups.clocks.start()
         self._on_topology: list[Callable[[Topology], None]] = []
         self._on_changed: list[Callable[[], None]] = []
         self._told = Topology()

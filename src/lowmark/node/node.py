@@ -523,7 +523,8 @@ class Node:
         self.status.catalog = actions.status
         routes_of = self.placement.routes
         self.status.homes = lambda: homes_of(catalogs.latest, routes_of)
-        self.status.tables = lambda: parts_here(catalogs.latest, tables, now_ms=self.loop.wall_ms())
+        clock = runtime.clock
+        self.status.tables = lambda: parts_here(catalogs.latest, tables, now_ms=clock.wall_ms())
         watermark, rooms = self.watermark, (self.placement, self.upkeep)
         self.status.watermark = lambda: watermark_status(watermark.standing())
         self.status.problems = lambda: [

@@ -22,7 +22,7 @@ import msgspec
 from lowmark.catalog import Catalog, TableId
 from lowmark.errors import LowmarkError
 from lowmark.formatting import counted, insecure_words, times_text
-from lowmark.group import Future, Group, Groups, Reply
+from lowmark.group import Future, Group, Groups, Off, Reply
 from lowmark.metastore import GROUP, Cluster, ClusterSettings, Lease, NodeInfo, Topology
 from lowmark.node.asking import ask_each
 from lowmark.node.homes import Home, name_of, replica_warnings, worst_states
@@ -55,6 +55,8 @@ WAITING_MS_MAX = 3_600_000
 """So is one that has let rows wait for longer than this,"""
 HELD_MS_MAX = 600_000
 """and a reader that has held the low watermark for longer than this."""
+TIMES_AHEAD_MS_MAX = 1_000
+"""Times of a log may be this far ahead of all clocks without a word."""
 
 
 class CursorPart(msgspec.Struct, frozen=True, array_like=True):
@@ -239,6 +241,29 @@ def move_warnings(
         yield WarningRow(kind="move-failing", table=move.table, text=text)
 
 
+def clock_warnings(
+    off: Iterable[Off], names: Mapping[int, str], *, own: str, times_ahead_ms: int
+) -> Iterable[WarningRow]:
+    """The nodes whose clocks are wrong, and what came of one that was."""
+    for one in off:
+        name = names.get(one.node, str(one.node))
+        where = "ahead of" if one.ahead_ms > 0 else "behind"
+        text = f"the clock of node {name} is {times_text(abs(one.ahead_ms))} {where}"
+        if one.of_most:
+            text += " those of most nodes, and the node goes by theirs"
+        else:
+            text += f" that of node {own}, and two nodes can't tell which is right"
+        text += ": look at `timedatectl` on that machine, and have it synchronised"
+        yield WarningRow(kind="clock", holder=name, text=text)
+    if times_ahead_ms > TIMES_AHEAD_MS_MAX:
+        text = (
+            f"times in a log are {times_text(times_ahead_ms)} ahead of the clocks: a clock was"
+            " wrong when they were given. New rows get times right above them until the clocks have"
+            " come there; nothing has to be done"
+        )
+        yield WarningRow(kind="times-ahead", text=text)
+
+
 def watermark_status(standing: WatermarkStanding) -> WatermarkStatus:
     """The low watermark as it is shown."""
     return WatermarkStatus(
@@ -345,6 +370,10 @@ class Known:
     tokens: Mapping[int, bool | None] = field(default_factory=dict)
     """Whether nodes ask their callers for tokens, by number, of those that say."""
     now_ms: int = 0
+    clocks_off: Sequence[Off] = ()
+    """The clocks that are wrong, as `own`, the node that says so, knows them."""
+    times_ahead_ms: int = 0
+    own: str = ""
 
 
 def _copy_of(group: Group) -> Copy:
@@ -511,6 +540,9 @@ class StatusService:
             watermark=trying.get("the low watermark", self.watermark, None),
             draining=trying.get("the metastore", self.draining, no_nodes),
             now_ms=millis_of(cluster.metastore.clock.now()),
+            clocks_off=self._groups.clocks.off(),
+            times_ahead_ms=self._groups.clocks.times_ahead_ms,
+            own=cluster.node.name,
         )
 
     def _metastore(self) -> MetastoreStatus:
@@ -571,6 +603,9 @@ def merged(known: Known, copies: Iterable[Copy]) -> Status:
             *warnings_of(known.tables, known.watermark, now_ms=known.now_ms),
             *lacking,
             *move_warnings(known.failing, led),
+            *clock_warnings(
+                known.clocks_off, names, own=known.own, times_ahead_ms=known.times_ahead_ms
+            ),
             *(
                 WarningRow(
                     kind="insecure",

@@ -20,7 +20,8 @@ What it promises
     3. `Disk` speaks in paths below one root and in its own errors (`DiskFull`, `DiskFailed`,
        `FileMissing`, `FileExists`), so nobody above needs `os` or `errno`.
     4. One seed gives one trace, whatever PYTHONHASHSEED is and whatever was allocated before.
-    5. `HybridClock` never goes back, not even when the wall clock does.
+    5. `HybridClock` never goes back, not even when the wall clock does; one wall clock among three
+       that is wrong moves no time.
     6. A frame arrives whole and unchanged or not at all; a peer that breaks the protocol is cut off
        by a named error and harms nobody else. Nothing else is promised of the network.
     7. Nobody is swamped: a full queue refuses, and a paused peer waits at its own end.
@@ -34,7 +35,15 @@ from lowmark.faces import face
 
 if TYPE_CHECKING:
     from lowmark.runtime.causes import RAN_OUT, by_name
-    from lowmark.runtime.clock import COUNTER_BITS, ClockSkew, HybridClock, HybridTime, millis_of
+    from lowmark.runtime.clock import (
+        COUNTER_BITS,
+        LOG_AHEAD_MS_MAX,
+        Agreed,
+        ClockSkew,
+        HybridClock,
+        HybridTime,
+        millis_of,
+    )
     from lowmark.runtime.disk import (
         Buffer,
         Disk,
@@ -68,9 +77,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COUNTER_BITS",
+    "LOG_AHEAD_MS_MAX",
     "RAN_OUT",
     "AddressInUse",
     "AddressUnusable",
+    "Agreed",
     "Buffer",
     "ClockSkew",
     "Disk",

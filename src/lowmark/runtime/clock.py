@@ -2,8 +2,13 @@
 
 The milliseconds follow the wall clock while it moves forward; the counter orders what happens
 within one of them, and everything that happens while the wall clock stands still or has jumped
-back. A message from a node whose clock runs further ahead than `max_skew_ms` is refused: following
-it would drag every clock in the cluster into the future.
+back.
+
+One wall clock that is wrong moves no time of the cluster (docs/design/0050). What the nodes' clocks
+say is known from `others`; this one gives times within half of `max_skew_ms` of that, wherever its
+own wall clock stands, and refuses a message with a time further ahead than `max_skew_ms`: following
+it would drag every clock in the cluster into the future. A time that a log has already is another
+matter (`follow_log`): it can't be taken back, and reads of the present come behind it.
 
 A node without peers has the only clock there is (`alone`). Every time that it meets, it gave
 itself, in this life or an earlier one: it follows all of them, however far ahead they are of a wall
@@ -12,9 +17,8 @@ clock that was put back.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
-from typing import NewType
+from typing import NamedTuple, NewType
 
 from lowmark.errors import Rejected, invariant
 
@@ -22,6 +26,20 @@ HybridTime = NewType("HybridTime", int)
 
 COUNTER_BITS = 16
 MILLIS_BITS = 48
+LOG_AHEAD_MS_MAX = 86_400_000
+"""A log whose times are further ahead of the clocks than a day moves no other log: leases, cursors
+and epochs expire by the times of logs, and all of the cluster's would."""
+
+
+class Agreed(NamedTuple):
+    """What the clocks of a cluster say at a moment, in milliseconds: the middle ones of them.
+
+    Between the two lies what is not known of it: how long messages were under way, and which of two
+    clocks is right.
+    """
+
+    low_ms: int
+    high_ms: int
 
 
 class ClockSkew(Rejected):
@@ -43,16 +61,19 @@ def millis_of(time: int) -> int:
 
 
 class HybridClock:
-    """Gives times that only grow, near the wall clock it is given."""
+    """Gives times that only grow, near the wall clocks of the cluster."""
 
     def __init__(
         self, wall_ms: Callable[[], int], *, max_skew_ms: int = 500, alone: bool = False
     ) -> None:
         self.alone = alone
         """Whether there is no other clock that this one could be ahead of, or behind."""
+        self.others: Callable[[int], Agreed | None] = lambda wall_ms: None
+        """What the clocks of the cluster say, if this node's says that; None: there is only it."""
         self._wall_ms = wall_ms
         self._max_skew_ms = max_skew_ms
         self._last = 0
+        self._logged = 0
         self._reached_ms = 0
         """The latest millisecond that it had by a wall clock; its counter may overflow above it."""
 
@@ -70,11 +91,31 @@ class HybridClock:
         """The last time that it gave, or a later one that it met; may be asked on any thread."""
         return self._last
 
+    @property
+    def logged(self) -> int:
+        """The latest time that a log of the cluster has, as far as this clock has followed."""
+        return self._logged
+
+    def wall_ms(self) -> int:
+        """The wall clock, held to those of the cluster: by it the present is judged."""
+        return self._held()[0]
+
+    def _held(self) -> tuple[int, int]:
+        """The wall clock as it is held, and how far ahead a time may be that another clock gave."""
+        wall_ms = self._wall_ms()
+        agreed = None if self.alone else self.others(wall_ms)
+        if agreed is None:
+            return wall_ms, wall_ms + self._max_skew_ms
+        # Half of it on either side: so two clocks that are held differ by no more than is allowed.
+        half_ms = self._max_skew_ms // 2
+        held_ms = min(max(wall_ms, agreed.low_ms - half_ms), agreed.high_ms + half_ms)
+        return max(held_ms, 0), agreed.high_ms + self._max_skew_ms
+
     def now(self) -> HybridTime:
         """A time above every one that this clock has given or observed."""
         # A counter that overflows carries into the milliseconds: still monotone, and 65,536 times
         # within one millisecond only ever run ahead of the wall by what was really asked for.
-        wall_ms = self._wall_ms()
+        wall_ms, _ = self._held()
         time, least = wall_ms << COUNTER_BITS, self._last + 1
         self._reached_ms = max(self._reached_ms, wall_ms)
         return self._advance(max(least, time))
@@ -82,24 +123,43 @@ class HybridClock:
     def observe(self, remote: HybridTime) -> HybridTime:
         """Take note of a peer's time, and give one above it; refuse one too far ahead.
 
-        Where this clock is too far ahead itself, since a wall clock was wrong, it follows others
+        Where this clock is too far ahead itself, since a log has such times, it follows others
         within that millisecond: each has only its counter to go on by, and would refuse what the
         others give. That is enough for 65,536 times; a clock whose counter has carried goes alone,
-        until the wall clock has come there.
+        until a log has its times or the wall clock has come there.
         """
-        wall_ms = self._wall_ms()
-        ahead_ms = millis_of(remote) - wall_ms
+        wall_ms, limit_ms = self._held()
         is_there = millis_of(remote) <= self._reached_ms
-        if ahead_ms > self._max_skew_ms and not self.alone and not is_there:
+        if millis_of(remote) > limit_ms and not self.alone and not is_there:
+            ahead_ms = millis_of(remote) - limit_ms + self._max_skew_ms
             raise ClockSkew(ahead_ms=ahead_ms, max_skew_ms=self._max_skew_ms)
         self._reached_ms = max(self._reached_ms, wall_ms, millis_of(remote))
         return self._advance(max(self._last, remote, (wall_ms << COUNTER_BITS) - 1) + 1)
 
-    def follow(self, time: int) -> None:
-        """Give no time at or below this one, which another clock gave; leave one too far ahead."""
+    def follow(self, time: int) -> bool:
+        """Give no time at or below this one, which another clock gave; False: it is too far ahead,
+        and is not followed.
+        """
         if time > self._last:
-            with contextlib.suppress(ClockSkew):
+            try:
                 self.observe(HybridTime(time))
+            except ClockSkew:
+                return False
+        return True
+
+    def follow_log(self, time: int) -> bool:
+        """Give no time at or below this one, which a log of the cluster has.
+
+        Whoever gave it was wrong if it is far ahead; but rows have it, and the present is behind
+        them. False: it is further ahead than a day, and is not followed.
+        """
+        if time > self._last:
+            agreed = None if self.alone else self.others(self._wall_ms())
+            if agreed is not None and millis_of(time) > agreed.high_ms + LOG_AHEAD_MS_MAX:
+                return False
+            self.catch_up(HybridTime(time))
+        self._logged = max(self._logged, time)
+        return True
 
     def catch_up(self, time: HybridTime) -> None:
         """Give no time at or below this one: this node's own log has it, so it was given before.

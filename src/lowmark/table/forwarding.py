@@ -10,7 +10,9 @@ does no harm. What was asked of a node that does not lead any more, as the copy 
 waited for.
 
 A question carries the asker's time. The leader's clock follows it, within the skew that the cluster
-allows: so what was given as "now" by one node can be closed by another whose clock is behind.
+allows: so what was given as "now" by one node can be closed by another whose clock is behind. If it
+is further ahead, the leader first asks that node for the latest time that a log has (`Clocks`):
+"now" is above all rows, and rows of another partition may have been stamped by a wrong clock.
 
     question = time (8), table (8), partition (4), command          little endian
     answer   = kind (1), what it says: an outcome of the machine in MessagePack, or an error
@@ -327,13 +329,13 @@ class Forwarding:
             if copy is None or copy.group.stopped is not None:
                 self._leaders[key] = node
             if isinstance(outcome, _TIMED):
-                self._clock.follow(outcome.time)
+                self._clock.follow_log(outcome.time)
             asked.future.resolve(outcome)
 
     # -- at the leader ----------------------------------------------------------------------------
 
     def _asked(self, address: str, sender: int, question: Buffer, reply: Reply) -> None:
-        del address, sender
+        del address
         if len(question) < _HEAD.size:
             reply(_failed(Corrupt("a question to a partition is too short")))
             return
@@ -350,9 +352,20 @@ class Forwarding:
         elif not copy.group.leads:
             reply(_failed(_not_here(copy.group)))
         else:
-            self._clock.follow(time)  # else its time is not closed here, and it is told
-            proposed = copy.group.propose(room, in_place=True)
-            proposed.then(lambda done: reply(_encoded(done)))
+            group = copy.group
+
+            def propose() -> None:
+                group.propose(room, in_place=True).then(lambda done: reply(_encoded(done)))
+
+            def looked(_: Future[None]) -> None:
+                self._clock.follow(time)  # else its time is not closed here, and it is told
+                propose()
+
+            # A batch closes no time, and must not be overtaken by the next one of its producer.
+            if self._clock.follow(time) or room[COMMAND_BYTES] != CONTROL:
+                propose()
+            else:
+                self._groups.clocks.look(sender).then(looked)
 
 
 class _Asked:

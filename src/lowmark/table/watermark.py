@@ -230,7 +230,11 @@ class LowWatermark:
         """Where it would be now without holders."""
         # With its counter: of the millisecond of now, answers may have been given already.
         behind_ms = self.availability_ms + self._max_skew_ms
-        return max(self._clock.now() - (behind_ms << COUNTER_BITS), 0)
+        time = int(self._clock.now())
+        if not self._clock.alone:
+            # Where a log's times are far ahead of all clocks, history is no older for it.
+            time = min(time, ((self._clock.wall_ms() + 1) << COUNTER_BITS) - 1)
+        return max(time - (behind_ms << COUNTER_BITS), 0)
 
     @property
     def availability_ms(self) -> int:
