@@ -31,10 +31,14 @@ from lowmark.backend.protocol import (
 from lowmark.backend.values import Answer, Numbered
 from lowmark.catalog import TableId
 from lowmark.errors import LowmarkError
+from lowmark.group import COMMAND_BYTES
 from lowmark.node import NodeClosing
+from lowmark.node.callers import current_caller
 from lowmark.node.slots import Slots
+from lowmark.server.allowing import check_batch
 from lowmark.server.checking import Checker
 from lowmark.server.receiving import chunks_of
+from lowmark.table.commands import STAGE
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +68,7 @@ class AppendStream:
         self._heard = heard
         self._watched = watched
         """Around what waits for the client to take answers."""
+        self._caller = current_caller()
         self._lock = threading.Condition()
         self._acks: list[Acknowledged] = []
         self._messages = 0
@@ -112,6 +117,10 @@ class AppendStream:
             for (_, table, partition), sent in zip(places, commands, strict=True)
         ]
         try:
+            for table, _, sent in received:
+                # One that is too short is refused below.
+                kind = sent[COMMAND_BYTES] if len(sent) > COMMAND_BYTES else STAGE
+                check_batch(self._caller, table, kind)
             wrong = self._checker.check(catalog, received)
             for (number, _, _), (table, partition, sent), why in zip(
                 places, received, wrong, strict=True
