@@ -78,6 +78,13 @@ def check_call(request: Request) -> None:
         _check_proposed(caller, request)
 
 
+def check_plain() -> None:
+    """Refuse a ticket of a plain client: it names its table, and a pass is for our own."""
+    caller = current_caller()
+    if caller.scope is not None:
+        raise beyond(caller, "a ticket that is JSON")
+
+
 def _check_table(caller: Caller, scope: Scope, request: Request) -> None:
     table = request.arguments[0] if request.arguments else None
     if type(table) is not int or table != scope.table or "table" in request.named:

@@ -38,7 +38,6 @@ from lowmark.node.slots import Slots
 from lowmark.server.allowing import check_batch
 from lowmark.server.checking import Checker
 from lowmark.server.receiving import chunks_of
-from lowmark.table.commands import STAGE
 
 logger = logging.getLogger(__name__)
 
@@ -117,10 +116,6 @@ class AppendStream:
             for (_, table, partition), sent in zip(places, commands, strict=True)
         ]
         try:
-            for table, _, sent in received:
-                # One that is too short is refused below.
-                kind = sent[COMMAND_BYTES] if len(sent) > COMMAND_BYTES else STAGE
-                check_batch(self._caller, table, kind)
             wrong = self._checker.check(catalog, received)
             for (number, _, _), (table, partition, sent), why in zip(
                 places, received, wrong, strict=True
@@ -129,6 +124,7 @@ class AppendStream:
                 try:
                     if why is not None:
                         raise why
+                    check_batch(self._caller, table, sent[COMMAND_BYTES])
                     self._all_bytes.take(size, wait_s=_FULL_S)
                 except LowmarkError as error:
                     self._done(number, size, error)
