@@ -31,7 +31,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(keeper_module, "LOOK_S", 0.02)
-    monkeypatch.setattr(passing, "RENEW_S", 0.0)
+    monkeypatch.setattr(passing, "RENEW_S", 0.01)
+    monkeypatch.setattr(keeper_module, "_started", [])
     return tmp_path / f"lowmark-passes-{os.getuid()}"
 
 
@@ -172,9 +173,7 @@ def test_a_keeper_whose_token_is_revoked_goes_on_with_nothing(
     assert not (folder / here.name).exists()
 
 
-def test_rubbish_in_the_folder_is_passed_over(
-    folder: Path, java: subprocess.Popen[bytes]
-) -> None:
+def test_rubbish_in_the_folder_is_passed_over(folder: Path, java: subprocess.Popen[bytes]) -> None:
     here = application(java)
     own = folder / here.name
     own.mkdir(parents=True)
@@ -239,4 +238,6 @@ def test_a_plan_starts_a_keeper_if_there_is_none(
     java.wait()
     eventually(lambda: not own.exists())
     assert not {*secrets} & in_force(served)
+    for one in keeper_module._started:
+        assert one.wait(30) == 0
     assert sys.executable.encode() in mine[0]

@@ -9,6 +9,7 @@ named after its Java process; the first one starts this process, which ends when
 
     <digest>     a pass to renew, as JSON: nodes, authority, table, right. Never the pass itself
     lock         held by the keeper of the folder
+    log          what it has to say
 
 Whatever is killed: a keeper that died is followed by another one as soon as a plan asks; a Java
 process that died ends all of its passes within seconds; if the machine stops, they end in minutes.
@@ -47,9 +48,12 @@ PASSES_MAX: Final = 1_000
 """A keeper renews this many; no cluster has more."""
 _MODULE: Final = "lowmark.backend.keeper"
 _LOCK: Final = "lock"
+_LOG: Final = "log"
 _CONNECT_S: Final = 10.0
 _JAVA: Final = "java"
 _LEVELS: Final = 8
+_started: Final[list[subprocess.Popen[bytes]]] = []
+"""Keepers that this process has started: none is waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +124,16 @@ def ask(application: Application, wanted: Kept) -> None:
         if not free:
             return
     # Two that find it free at the same time start two: the second one ends at once.
-    subprocess.Popen(
-        [sys.executable, "-m", _MODULE, str(folder)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=(folder / "log").open("ab"),
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        start_new_session=True,
-    )
+    with (folder / _LOG).open("ab") as log:
+        started = subprocess.Popen(
+            [sys.executable, "-m", _MODULE, str(folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            start_new_session=True,
+        )
+    _started.append(started)
 
 
 def forget(application: Application, digest: str) -> None:
