@@ -182,8 +182,8 @@ _DEFINED_IN = {
     ),
     "lowmark.placement.rebuilding": "CopyNeeded CopySound",
     "lowmark.tokens.errors": (
-        "NoSuchToken TokenExists TokenExpired TokenMalformed TokenMissing TokenRevoked TokenUnknown"
-        " TokensFull TokensUnknown Unauthenticated"
+        "BeyondPass NoSuchToken PassEnded PassesFull TokenExists TokenExpired TokenMalformed"
+        " TokenMissing TokenRevoked TokenUnknown TokensFull TokensUnknown Unauthenticated"
     ),
     "lowmark.runtime.clock": "ClockSkew",
     "lowmark.runtime.disk": "DiskFailed DiskFull Locked NoHandles NotAllowed StoreFailed",

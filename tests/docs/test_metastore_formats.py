@@ -37,6 +37,7 @@ from lowmark.metastore.machine import _BLOCK, FORMAT, Outcome, _Header
 from lowmark.metastore.nodes import decode_cluster, decode_node, decode_topology
 from lowmark.metastore.state import Made, Record
 from lowmark.runtime.sim import SimDisk
+from lowmark.tokens import PASS_ROLE, Right, pass_key
 from lowmark.tokens import Record as TokenRecord
 
 PAGE = "metastore.md"
@@ -185,6 +186,18 @@ def test_the_shown_record_of_a_token_is_read_and_all_its_fields_are_there() -> N
     data = shown("the value of access.token.job")
     assert TokenRecord.decode(data) == record
     assert record.encode() == data.strip()
+    of_pass = TokenRecord(
+        digest=bytes(range(32)),
+        role=PASS_ROLE,
+        ttl_ms=300_000,
+        by="job",
+        table=3,
+        right=Right.READ,
+        of=bytes(range(32, 64)),
+    )
+    data = shown(f"the value of {pass_key(of_pass.digest).decode()}")
+    assert TokenRecord.decode(data) == of_pass
+    assert of_pass.encode() == data.strip()
     (table,) = [one for one in tables(PAGE) if one.heading == "Tokens"]
     named = [row[0].strip("`") for row in table.rows]
     assert named == [field.name for field in msgspec.structs.fields(TokenRecord)]

@@ -10,7 +10,7 @@ import traceback
 
 import pytest
 
-from lowmark.tokens import Secret, TokenMalformed, check_form, digest_of, drawn
+from lowmark.tokens import Secret, TokenMalformed, check_form, digest_of, drawn, is_pass
 
 SCANNED = re.compile(r"\blm1_[0-9A-Za-z]{49}\b")
 
@@ -79,3 +79,35 @@ def test_what_is_kept_is_the_plain_hash_of_the_whole_text() -> None:
     assert secret.digest() == digest_of(secret.reveal())
     assert secret == Secret(secret.reveal())
     assert secret != drawn()
+
+
+# -- passes -------------------------------------------------------------------------------------
+
+
+def test_a_pass_is_known_by_its_prefix_and_tells_nothing_of_its_token() -> None:
+    token = drawn()
+    made = token.pass_for("a table")
+    text = made.reveal()
+    assert re.fullmatch("lmp1_[0-9A-Za-z]{49}", text)
+    assert made.is_pass
+    assert is_pass(text)
+    assert not token.is_pass
+    check_form(text)
+    assert "lmp1_" not in repr(made)
+    assert token.reveal()[4:20] not in text
+    # a digit that was lost on the way is found
+    for at in range(5, len(text)):
+        with pytest.raises(TokenMalformed, match="check is wrong"):
+            check_form(text[:at] + ("x" if text[at] != "x" else "y") + text[at + 1 :])
+    # and neither is taken for the other one
+    with pytest.raises(TokenMalformed):
+        check_form("lm1_" + text[5:])
+    with pytest.raises(TokenMalformed):
+        check_form("lmp1_" + token.reveal()[4:])
+
+
+def test_a_token_has_one_pass_for_a_thing_and_no_other_token_has_it() -> None:
+    token, other = drawn(), drawn()
+    assert token.pass_for("a") == token.pass_for("a")
+    things = {token.pass_for("a"), token.pass_for("b"), other.pass_for("a"), other.pass_for("b")}
+    assert len(things) == 4

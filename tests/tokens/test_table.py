@@ -9,7 +9,11 @@ import pytest
 
 from lowmark.tokens import (
     NODE_ROLE,
+    PASS_ROLE,
+    PassEnded,
     Record,
+    Right,
+    Scope,
     Secret,
     State,
     Table,
@@ -20,6 +24,7 @@ from lowmark.tokens import (
     TokenUnknown,
     drawn,
     node_key,
+    pass_key,
     shown,
     token_key,
 )
@@ -117,3 +122,94 @@ def test_a_role_of_a_later_release_gives_no_rights_here() -> None:
     record = Record(digest=drawn().digest(), role="reader").encode()
     # then this release, which knows only one role, lets it do nothing
     assert Token.of(token_key("report"), record, revision=1, time_ms=0) is None
+
+
+# -- passes -------------------------------------------------------------------------------------
+
+
+def a_pass(secret: Secret, maker: Secret, *, at_ms: int = 1_000, **fields: Any) -> Token | None:
+    said = {"role": PASS_ROLE, "table": 7, "right": "read", "ttl_ms": 500, "of": maker.digest()}
+    value = Record(digest=secret.digest(), **(said | fields)).encode()
+    return Token.of(pass_key(secret.digest()), value, revision=1, time_ms=at_ms)
+
+
+def test_a_pass_is_in_force_until_it_is_renewed_no_more_and_while_its_token_is() -> None:
+    maker = drawn()
+    secret = maker.pass_for("a read")
+    one = a_pass(secret, maker)
+    assert one is not None
+    table = Table([token("job", maker, ttl_ms=2_000), one])
+    # its holder is named by the token, and may do one thing with one table
+    caller = table.caller(secret.reveal(), 1_499)
+    assert (caller.name, caller.role, caller.token) == ("job", "pass", "job")
+    assert caller.scope == Scope(7, Right.READ)
+    assert table.caller(maker.reveal(), 1_499).scope is None
+    with pytest.raises(PassEnded, match="the pass has ended"):
+        table.caller(secret.reveal(), 1_500)
+    # when its record is written again, its time begins anew, but that of its token does not
+    renewed = a_pass(secret, maker, at_ms=2_900)
+    assert renewed is not None
+    table = Table([token("job", maker, ttl_ms=2_000), renewed])
+    assert table.pass_in_force(renewed, 2_999)
+    assert not table.pass_in_force(renewed, 3_000)
+    with pytest.raises(PassEnded) as ended:
+        table.caller(secret.reveal(), 3_000)
+    assert "The token by which it was made has expired" in ended.value.detail
+
+
+@pytest.mark.parametrize("gone", ["revoked", "not there", "a node's", "a pass"])
+def test_a_pass_without_a_token_that_made_it_lets_no_one_in(gone: str) -> None:
+    maker = drawn()
+    secret = maker.pass_for("a read")
+    if gone == "a pass":
+        maker = secret
+    one = a_pass(secret, maker)
+    assert one is not None
+    others = {
+        "revoked": [token("job", maker, revoked_by="admin")],
+        "a node's": [of_node(maker)],
+    }
+    with pytest.raises(PassEnded):
+        Table([one, *others.get(gone, [])]).caller(secret.reveal(), 1_001)
+
+
+def of_node(secret: Secret) -> Token:
+    value = Record(digest=secret.digest(), role=NODE_ROLE).encode()
+    found = Token.of(node_key(1), value, revision=1, time_ms=0)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"right": "drop"},
+        {"right": ""},
+        {"table": 0},
+        {"table": -1},
+        {"ttl_ms": 0},
+        {"of": b"x"},
+        {"role": "admin"},
+        {"role": "node"},
+        {"role": "reader"},
+    ],
+)
+def test_a_record_that_is_no_whole_pass_lets_no_one_in(odd: dict[str, Any]) -> None:
+    maker = drawn()
+    secret = maker.pass_for("a read")
+    assert a_pass(secret, maker, **odd) is None
+    # and under the key of a token, or of a node, a pass is none, either
+    for key in (token_key("job"), node_key(1)):
+        value = Record(digest=secret.digest(), role=PASS_ROLE, right="read", table=7).encode()
+        assert Token.of(key, value, revision=1, time_ms=0) is None
+    with pytest.raises(PassEnded):
+        Table([token("job", maker)]).caller(secret.reveal(), 1_001)
+
+
+def test_clients_see_no_digest_of_a_pass() -> None:
+    maker = drawn()
+    record = Record(digest=drawn().digest(), role=PASS_ROLE, right="read", of=maker.digest())
+    assert json.loads(shown(pass_key(record.digest), record.encode())) == {
+        "role": "pass",
+        "right": "read",
+    }

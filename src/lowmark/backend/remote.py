@@ -145,6 +145,8 @@ class RemoteBackend:
         self._wake: SimpleQueue[None] = SimpleQueue()
         """Wakes the thread that cares. A finaliser may put, on any thread, whatever that holds."""
         self._caring: threading.Thread | None = None
+        self.secret = found_secret() if secret is None else secret
+        """The token, or the pass, that it shows."""
         self._connection = Connection(
             address,
             session=drawn_session(of_node=of_node),
@@ -157,7 +159,7 @@ class RemoteBackend:
             ca=ca,
             explain=explain,
             on_away=_weakly(self._renew_soon),
-            secret=found_secret() if secret is None else secret,
+            secret=self.secret,
         )
         self._instance = self._connection.welcome.instance
         self._hold_s = self._connection.welcome.hold_ms / 1_000

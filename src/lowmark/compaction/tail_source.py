@@ -6,7 +6,7 @@ log, a few megabytes at a time. If the server dies, the next one that has a copy
 batch after the last that came. The task gets, byte for byte, what stands in the segments; so both
 ways give equal ledgers.
 
-The pass of such a task is its run's lease, which all copies of the partition know: what is read
+What such a task goes by is its run's lease, which all copies of the partition know: what is read
 stays. The server is asked whether the lease is there, in the same moment in which it pins what it
 is going to give; without it the run was ended, or was silent for too long, and is planned again.
 """
@@ -19,12 +19,14 @@ import time
 from collections.abc import Iterator, Sequence
 
 from lowmark.backend.errors import BatchesMoved, HoldUnknown, OtherDatabase, SegmentsElsewhere
+from lowmark.backend.passing import KNOWN_S, to_show
 from lowmark.backend.remote import RemoteBackend
 from lowmark.backend.values import BatchRange, ReadRange
 from lowmark.catalog.serializers import decode_table
 from lowmark.errors import Corrupt, LowmarkError, Unavailable
 from lowmark.ledger import Segments, Source, SourceMoved, Span, Tail, Work, view_of
 from lowmark.runtime import Buffer, RealDisk, place_of
+from lowmark.tokens import PassEnded
 
 _CONNECT_S = 2.0
 _PATIENCE_S = 15.0
@@ -76,12 +78,12 @@ class ServerBatches:
         self._backend = _connected(work)
         self.address = self._backend.info.name
         try:
-            self._show_pass()
+            self._show_lease()
         except BaseException:
             self._backend.close()
             raise
 
-    def _show_pass(self) -> None:
+    def _show_lease(self) -> None:
         """Have the batches held while they are read, if the run's lease is there."""
         work = self._work
         held = self._backend.hold(
@@ -122,7 +124,7 @@ class ServerBatches:
 
 def _connected(work: Work) -> RemoteBackend:
     """The first server that answers; each is tried again and again for a while."""
-    ends_at = time.monotonic() + _PATIENCE_S
+    ends_at, known_by = time.monotonic() + _PATIENCE_S, time.monotonic() + KNOWN_S
     while True:
         failed: LowmarkError
         for address in work.tail.addresses:
@@ -132,7 +134,12 @@ def _connected(work: Work) -> RemoteBackend:
                     timeout_s=_CONNECT_S,
                     cluster=work.cluster,
                     ca=work.ca if os.path.exists(work.ca) else None,
+                    secret=to_show(work.shows),
                 )
+            except PassEnded as error:  # a node may not have heard of it yet
+                if time.monotonic() >= known_by:
+                    raise
+                failed = error
             except (Unavailable, OtherDatabase) as error:
                 failed = error
         if time.monotonic() >= ends_at:

@@ -15,6 +15,7 @@ from itertools import chain
 import msgspec
 
 from lowmark.backend.errors import SegmentsElsewhere
+from lowmark.backend.passing import Given
 from lowmark.backend.remote import RemoteBackend
 from lowmark.catalog import Table
 from lowmark.catalog.errors import VersionCompacted
@@ -38,6 +39,7 @@ from lowmark.ledger import (
     read_adopted,
 )
 from lowmark.runtime.store import Store
+from lowmark.tokens import Right
 from lowmark.version import __version__
 
 _SMALL_BYTES = 1 << 20
@@ -147,11 +149,13 @@ def carried_out(
 ) -> tuple[list[Done], dict[int, LowmarkError]]:
     """Have it done; gives the answers, and the damage that was found instead of one."""
     made = runner()
-    with context.token.calls(made.cancel):
+    with contextlib.ExitStack() as ends, context.token.calls(made.cancel):
         context.token.check()
         packs = _packed(works, _slots(made, works))
+        shows = _shown(context, works, ends)
         share = [
-            [msgspec.msgpack.encode(_shared(work, len(packs))) for work in pack] for pack in packs
+            [msgspec.msgpack.encode(_shared(work, len(packs), shows)) for work in pack]
+            for pack in packs
         ]
         try:
             answers = made.run(work_off, share, label=f"compact {context.table.name}")
@@ -166,6 +170,13 @@ def carried_out(
         else:
             found.append(msgspec.msgpack.decode(answer, type=Done))
     return found, damaged
+
+
+def _shown(context: RunContext, works: Sequence[Work], ends: contextlib.ExitStack) -> str:
+    """The pass of tasks that may ask a server for their tails; it ends with these tasks."""
+    if all(work.read == "segments" or not work.tail.addresses for work in works):
+        return ""
+    return ends.enter_context(Given(context.backend, Right.RUN, context.table.id)).shown
 
 
 def _slots(made: Runner, works: Sequence[Work]) -> int:
@@ -188,10 +199,11 @@ def _packed(works: Sequence[Work], slots: int) -> list[list[Work]]:
     return packs
 
 
-def _shared(work: Work, tasks: int) -> Work:
-    """With its share of the rates."""
+def _shared(work: Work, tasks: int, shows: str) -> Work:
+    """With its share of the rates, and the pass of the run."""
     return msgspec.structs.replace(
         work,
+        shows=shows,
         read_rate=max(1, work.read_rate // tasks) if work.read_rate else 0,
         write_rate=max(1, work.write_rate // tasks) if work.write_rate else 0,
     )

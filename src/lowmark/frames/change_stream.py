@@ -26,7 +26,6 @@ from lowmark.backend.remote import RemoteBackend
 from lowmark.backend.values import Hold
 from lowmark.frames.carrying import worded
 from lowmark.frames.changes import Range, changed_batches, places_of
-from lowmark.frames.opening import planned
 from lowmark.frames.stream import CURSOR, StreamReader, offsets_in
 from lowmark.table import BelowWatermark, View
 
@@ -107,7 +106,7 @@ class ChangeStreamReader(StreamReader):
             for number in sorted(ends)
             if ends[number] > starts[number]
         ]
-        return planned(parts, self._options, self._open())
+        return self._for_tasks(parts)
 
     def commit(self, end: dict[str, Any]) -> None:
         """What lies before the end of a batch is needed no more, and how it was then is needed."""

@@ -7,16 +7,22 @@ finds a node though the one that was named is away by then.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from pyspark.sql.datasource import InputPartition
 
 from lowmark import access
+from lowmark.backend.passing import KNOWN_S, to_show
 from lowmark.backend.remote import RemoteBackend
 from lowmark.client import Database
 from lowmark.frames.options import Options
+from lowmark.frames.showing import shown_by_tasks
+from lowmark.tokens import PassEnded, Right
+
+_PAUSE_S: Final = 0.1
 
 
 @dataclass
@@ -25,6 +31,8 @@ class Part(InputPartition):
 
     nodes: str = field(default="", kw_only=True)
     """All nodes that were known when it was planned, with commas between."""
+    shows: str = field(default="", kw_only=True, repr=False)
+    """The pass that the task shows; empty: none, or a token of its environment."""
 
 
 P = TypeVar("P", bound=Part)
@@ -38,30 +46,47 @@ def knowing(options: Options, database: Database) -> Options:
     return replace(options, node=",".join(backend.addresses))
 
 
-def planned(parts: Sequence[P], options: Options, database: Database) -> list[P]:
-    """Parts, for tasks to open by `opened_for`."""
+def planned(
+    parts: Sequence[P], options: Options, database: Database, *, shows: str | None = None
+) -> list[P]:
+    """Parts, for tasks to open by `opened_for`. `shows`: the pass that they show, if the caller
+    has one for them.
+    """
     nodes = knowing(options, database).node
+    if shows is None:
+        shows = shown_by_tasks(database, options.table, Right.READ) if parts else ""
     for part in parts:
-        part.nodes = nodes
+        part.nodes, part.shows = nodes, shows
     return list(parts)
 
 
 def opened_for(part: Part, options: Options) -> Database:
     """The database of a task."""
-    return opened(replace(options, node=part.nodes or options.node))
+    return opened(replace(options, node=part.nodes or options.node), shows=part.shows)
 
 
-def opened(options: Options, *, writes: bool = False) -> Database:
-    """The database, to be closed by the caller.
+def opened(options: Options, *, writes: bool = False, shows: str = "") -> Database:
+    """The database, to be closed by the caller. `shows`: the pass of a task.
 
     Tasks and plans never own a directory: they may end at any moment. The process that follows a
     stream lasts as long as that, and `writes`: it may own one that no other process has open.
     """
     if options.node:
-        return access.connect(options.node)
+        return _connected(options.node, shows)
     if writes:
         return access.open_database(options.path, create=False)
     return access.open_database(options.path, read_only=True)
+
+
+def _connected(node: str, shows: str) -> Database:
+    secret, ends_at = to_show(shows), time.monotonic() + KNOWN_S
+    while True:
+        try:
+            return access.connect(node, token=None if secret is None else secret.reveal())
+        except PassEnded:  # this node may not have heard of it yet
+            if time.monotonic() > ends_at:
+                raise
+        time.sleep(_PAUSE_S)
 
 
 def check_writable(options: Options) -> None:

@@ -45,6 +45,8 @@ from lowmark.frames.columns import arrow_schema
 from lowmark.frames.errors import CatalogTable, ColumnsMissing, ModeRefused
 from lowmark.frames.opening import check_writable, knowing, opened
 from lowmark.frames.options import Options, placed_at
+from lowmark.frames.showing import end_shown, shown_by_tasks
+from lowmark.tokens import Right
 
 logger = logging.getLogger(__name__)
 
@@ -77,19 +79,21 @@ class BatchWriter(Carried, DataSourceArrowWriter):
             raise ModeRefused
         self._family = drawn_family()
         check_writable(options)
-        self._options = _checked(options, schema)
+        self._options, self._shows = _checked(options, schema, f"write {self._family}")
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> _Message:
         """In a task."""
-        return _staged(self._options, self._family, iterator)
+        return _staged(self._options, self._family, iterator, self._shows)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """In the driver, when all tasks are through."""
-        _commit(self._options, messages, query=self._query, epoch=self._options.write_number)
+        number, shows = self._options.write_number, self._shows
+        _commit(self._options, messages, query=self._query, epoch=number, shows=shows)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """In the driver, when a task or the commit has failed for good."""
-        _discard(self._options, messages, query=self._query, epoch=self._options.write_number)
+        number, shows = self._options.write_number, self._shows
+        _discard(self._options, messages, query=self._query, epoch=number, shows=shows)
 
     @property
     def _query(self) -> str:
@@ -105,15 +109,15 @@ class StreamWriter(Carried, DataSourceStreamArrowWriter):
     def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
         if overwrite:
             raise ModeRefused
-        self._options = options
+        self._options, self._shows = options, ""
         self._family = drawn_family()
         check_writable(options)
         if not _commits():  # what tasks have staged is stored, whatever becomes of columns since
-            self._options = _checked(options, schema)
+            self._options, self._shows = _checked(options, schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> _Message:
         """In a task."""
-        return _staged(self._options, self._family, iterator)
+        return _staged(self._options, self._family, iterator, self._shows)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """In the driver, when all tasks are through."""
@@ -174,9 +178,10 @@ def upsert(
     df.write.format("lowmark").options(**given).mode("append").save()
 
 
-def _checked(options: Options, schema: StructType) -> Options:
+def _checked(options: Options, schema: StructType, what: str = "") -> tuple[Options, str]:
     """Refuse columns that the table does not have, before any task runs; and rows that do not have
-    all columns of the table, if they must. Gives the options as tasks should have them.
+    all columns of the table, if they must. Gives the options as tasks should have them, and their
+    pass: for `what` they do, if that has an end.
     """
     with opened(options, writes=True) as database:
         table = database[options.table]
@@ -184,7 +189,8 @@ def _checked(options: Options, schema: StructType) -> Options:
         missing = [name for name in table.schema.names if name not in schema.names]
         if missing and options.whole_rows:
             raise ColumnsMissing(table.name, missing)
-        return knowing(options, database)
+        shows = shown_by_tasks(database, options.table, Right.STAGE, what=what)
+        return knowing(options, database), shows
 
 
 def _commits() -> bool:
@@ -193,7 +199,9 @@ def _commits() -> bool:
     return _COMMITS in sys.modules or (main is not None and main.name == _COMMITS)
 
 
-def _staged(options: Options, family: int, batches: Iterator[pa.RecordBatch]) -> _Message:
+def _staged(
+    options: Options, family: int, batches: Iterator[pa.RecordBatch], shows: str
+) -> _Message:
     context = TaskContext.get()
     assert context is not None
     query = context.getLocalProperty(_QUERY) or ""
@@ -204,7 +212,7 @@ def _staged(options: Options, family: int, batches: Iterator[pa.RecordBatch]) ->
     if first is None:
         return _Message(query, options.node, None)
     with (
-        opened(options, writes=True) as database,
+        opened(options, writes=True, shows=shows) as database,
         (table := database[options.table]).stage(number=number) as stage,
     ):
         together = _Together(chain([first], batches))
@@ -253,10 +261,13 @@ def _commit(
     *,
     query: str,
     epoch: int,
+    shows: str = "",
 ) -> None:
+    """`shows`: the pass of the tasks, which have ended."""
     staged = _of(messages)
     keep_ms = ONCE_MS if query.startswith("once:") else STREAM_MS
     with opened(_known(options, messages), writes=True) as database:
+        end_shown(database, shows)
         table = database[options.table]
         committed = table.commit(staged, query=query, epoch=epoch, keep_ms=keep_ms)
     if committed.repeated:
@@ -273,6 +284,7 @@ def _discard(
     *,
     query: str,
     epoch: int,
+    shows: str = "",
 ) -> None:
     """Drop what tasks have staged, unless a commit has begun to bind it: a driver that comes later
     ends that. What can't be dropped now, its partition's leader drops a day later, when all
@@ -280,6 +292,7 @@ def _discard(
     """
     try:
         with opened(_known(options, messages), writes=True) as database:
+            end_shown(database, shows)
             database[options.table].discard(_of(messages), query=query, epoch=epoch)
     except LowmarkError as error:
         logger.warning("staged rows were not dropped", extra={"reason": error.message})

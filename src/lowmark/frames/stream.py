@@ -52,16 +52,18 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from lowmark.backend.errors import PartlyMade
+from lowmark.backend.passing import Given
 from lowmark.client import Database, GapFound, Table, TableCursor
 from lowmark.errors import LowmarkError, Unavailable
 from lowmark.frames.carrying import Carried, worded
 from lowmark.frames.columns import arrow_schema
 from lowmark.frames.errors import CursorShared, OtherTable, StreamBehind
-from lowmark.frames.opening import opened, planned
+from lowmark.frames.opening import P, opened, planned
 from lowmark.frames.options import IDLE_EXPIRY_MS, Options
 from lowmark.frames.positions import Stretch, offsets_of, stretches, views_of
 from lowmark.frames.reading import checked_reader, log_rows
 from lowmark.table import CursorExpired, CursorMovesBack, CursorUnknown, MembersBehind, View
+from lowmark.tokens import Right
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +83,8 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._schema = schema
         self._wanted = arrow_schema(schema)
         self._database: Database | None = None
+        self._given: Given | None = None
+        """The pass of the tasks, from the first batch on as long as this process follows."""
         self._initial: dict[str, Any] | None = None
         self._drawn = ""
         """The cursor that was made here for a new query."""
@@ -100,7 +104,8 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Whether a batch was planned here."""
 
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"_database": None}  # a task opens it by itself
+        # A task opens it by itself, and gets its pass with what it reads.
+        return self.__dict__ | {"_database": None, "_given": None}
 
     # -- where Spark plans ------------------------------------------------------------------------
 
@@ -258,7 +263,12 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
         starts = self._starts(start, end)
         ends, tasks_min = offsets_in(end), self._options.tasks_min
         parts = stretches(starts, ends, tasks_min=tasks_min, cursor=end[CURSOR])
-        return planned(parts, self._options, self._open())
+        return self._for_tasks(parts)
+
+    def _for_tasks(self, parts: Sequence[P]) -> list[P]:
+        if self._given is None:
+            self._given = Given(self._open().backend, Right.READ, self._table().descriptor.id)
+        return planned(parts, self._options, self._open(), shows=self._given.shown)
 
     def _starts(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> dict[int, int]:
         """Where a batch begins, whose rows are held, and whose columns are there."""
@@ -312,6 +322,9 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def stop(self) -> None:
         """The query has ended, or its cursor goes on elsewhere."""
+        if self._given is not None:
+            self._given.close()
+            self._given = None
         if self._database is not None:
             self._database.close()
             self._database = None

@@ -135,6 +135,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the store says that it is this database's: the task must see that, too."""
     lease: str = ""
     """The run's lease in the partition: tasks that ask a server for the tail show it there."""
+    shows: str = ""
+    """The pass that a task shows to servers; empty: none, or a token of its environment."""
     table: bytes
     table_name: str
     partition: int
@@ -165,6 +167,9 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     read_rate: int = 0
     """Bytes a second; 0: as fast as it goes."""
     write_rate: int = 0
+
+    def __repr__(self) -> str:  # without the pass
+        return f"Work(run={self.run!r}, table={self.table_name!r}, partition={self.partition})"
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,6 +3,11 @@
 A listener asks its `Callers` at the beginning of every call, with the bearer token of the header
 `authorization`, if there is one; what it gives goes with the call. Without any it lets every client
 in as the owner: an embedded database, whose socket only its user can reach, and a node on loopback.
+
+What a caller may do is a value beside its token (`Caller.scope`), and is checked in two steps:
+here, which of Flight's methods and which actions it may call at all; and in
+`lowmark.server.allowing`, which calls of the port, with which table. None of it looks at the kind
+of token.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Final, Protocol
 
-from lowmark.tokens import ADMIN_ROLE, Caller, TokensUnknown
+from lowmark.tokens import ADMIN_ROLE, BeyondPass, Caller, TokensUnknown
 
 HEADER: Final = "authorization"
 _BEARER: Final = "bearer"
@@ -41,6 +46,30 @@ def calling(caller: Caller) -> Iterator[None]:
         yield
     finally:
         _calling.reset(before)
+
+
+METHODS: Final = frozenset({"DO_ACTION", "DO_GET", "DO_EXCHANGE"})
+"""Flight's methods that tasks need; by all others, any table can be asked for."""
+TASK_ACTIONS: Final = frozenset({"hello", "call"})
+"""Actions that tasks need. What a `call` asks for is checked by itself."""
+
+
+def check_method(caller: Caller, method: str) -> None:
+    """Refuse a method of Flight's to a caller who may not do everything."""
+    if caller.scope is not None and method not in METHODS:
+        raise beyond(caller, method)
+
+
+def check_action(caller: Caller, name: str) -> None:
+    """The same of an action."""
+    if caller.scope is not None and name not in TASK_ACTIONS:
+        raise beyond(caller, f"the action {name[:100]}")
+
+
+def beyond(caller: Caller, what: str) -> BeyondPass:
+    """What a caller hears that asks for something that its pass does not allow."""
+    assert caller.scope is not None
+    return BeyondPass(what, table=caller.scope.table, right=caller.scope.right)
 
 
 class Callers(Protocol):

@@ -58,7 +58,7 @@ CODES: Final[Mapping[Code, str]] = {
     ),
     Code.INVALID_ARGUMENT: "Rejected Conflict",
     Code.UNAUTHENTICATED: "Unauthenticated",
-    Code.PERMISSION_DENIED: "PermissionDenied",
+    Code.PERMISSION_DENIED: "BeyondPass PermissionDenied",
     Code.UNIMPLEMENTED: "ActionUnknown IndexNotBuildable ProtocolRefused",
     # Of a `Conflict` or `Rejected`, that nothing was done: another node, or a later time, will do.
     Code.UNAVAILABLE: (

@@ -46,6 +46,8 @@ from lowmark.node.callers import (
     Callers,
     bearer_of,
     calling,
+    check_action,
+    check_method,
 )
 from lowmark.node.codes import asks_for_whole, flight_error
 from lowmark.node.cutting import Waiting
@@ -167,6 +169,7 @@ class _Admission(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         whole = asks_for_whole(headers)
         with told("a call", whole=whole):
             caller = self._listener.callers.caller(bearer_of(headers))
+            check_method(caller, info.method.name)
             if info.method != flight.FlightMethod.DO_ACTION:  # which one it is, is not known yet
                 self._listener.callers.check(caller)
             if info.method == flight.FlightMethod.GET_SCHEMA:
@@ -341,6 +344,7 @@ class Listener:
         ours = name in self._ours
         with told(name, whole=whole or ours), self._calls.one():
             self.check()
+            check_action(call.caller, name)
             action = self.actions.get(name)
             if action is None:
                 raise NodeStarting(name) if self.starting else ActionUnknown(name, self.actions)
@@ -363,9 +367,10 @@ class Listener:
             _check_length(len(ticket))
             data = self.find_data()
             whole = whole or data.is_ours(ticket)
-        with told("DoGet", whole=whole):
+        caller = caller_of(context)
+        with told("DoGet", whole=whole), calling(caller):
             schema, messages = data.get(ticket)
-        sent = self._sent(context.peer(), caller_of(context), messages, whole=whole)
+        sent = self._sent(context.peer(), caller, messages, whole=whole)
         return flight.GeneratorStream(schema, sent)
 
     def _sent(

@@ -829,6 +829,8 @@ CHANGES: Final = frozenset(
         "log.rewrite",
         "token.create",
         "token.revoke",
+        "pass.make",
+        "pass.end",
     }
 )
 """Actions that must not be repeated without a look, unless they are asked to look only."""

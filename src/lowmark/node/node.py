@@ -72,6 +72,7 @@ from lowmark.node.log_compaction import LogCompaction
 from lowmark.node.messages import GuardReply, Nothing, PeerAddress
 from lowmark.node.operating import Operating
 from lowmark.node.owner import Awaited, Owner, awaited_after
+from lowmark.node.pass_actions import PassActions
 from lowmark.node.rebalance import Rebalance
 from lowmark.node.rebuilds import Rebuilds
 from lowmark.node.resets import Resets
@@ -213,6 +214,7 @@ class Node:
         self.placement: Placement | None = None
         self.upkeep: Upkeep | None = None
         self.operating: Operating | None = None
+        self._passes: PassActions | None = None
         """What operators may ask of it."""
         self.open_at: list[str] = []
         """The addresses at which strangers can come in; of servers of an embedded one, too."""
@@ -536,7 +538,10 @@ class Node:
         rebalance = Rebalance(self.groups, cluster, catalogs, tables, self.placement)
         rounds = CatalogRounds(cluster.metastore, self.upkeep.catalog)
         tokens = TokenActions(cluster.metastore, self.tokens_of_callers)
-        self.operating = Operating(self.bridge, rebalance.answers, rounds.answers, tokens.answers)
+        passes = self._passes = PassActions(self.loop, cluster.metastore, self.tokens_of_callers)
+        self.operating = Operating(
+            self.bridge, rebalance.answers, rounds.answers, tokens.answers, passes.answers
+        )
         resets = Resets(
             self.groups, cluster, catalogs, tables, self.placement, self.status, self.bridge
         )
@@ -640,6 +645,8 @@ class Node:
             last.callback(self.members.close)
             last.callback(self.tokens_of_callers.close)
             last.callback(self.first_token.close)
+            if self._passes is not None:
+                last.callback(self._passes.close)
             for room in (self.catalogs, self.placement, self.upkeep):
                 if room is not None:
                     last.callback(room.close)

@@ -135,8 +135,7 @@ class TokenActions:
             conditions: list[Condition] = [Revision(key, Compare.EQ, revision)]
             operations: list[Operation] = [Put(key, record.encode())]
             ended = self._ended(but=name)
-            clients = [one for one in self._tokens.table.tokens if not one.of_node]
-            if len(clients) - len(ended) >= TOKENS_MAX:
+            if len(self._tokens.table.clients) - len(ended) >= TOKENS_MAX:
                 whole.reject(TokensFull(TOKENS_MAX))
                 return
             for one in ended[:_SWEPT_MAX] if sweep else ():
@@ -156,10 +155,10 @@ class TokenActions:
     def _ended(self, *, but: str) -> list[Token]:
         """Those that ended so long ago that no one asks for them any more, as this node knows."""
         now_ms, found = self._now_ms(), list[tuple[int, Token]]()
-        for one in self._tokens.table.tokens:
+        for one in self._tokens.table.clients:
             ended_ms = one.ended_ms(now_ms)
             if ended_ms is not None and now_ms - ended_ms > KEPT_MS:
-                if not one.of_node and one.name != but:
+                if one.name != but:
                     found.append((ended_ms, one))
         return [one for _, one in sorted(found, key=lambda pair: (pair[0], pair[1].name))]
 

@@ -43,3 +43,33 @@ class TokensReply(msgspec.Struct, frozen=True, kw_only=True):
     """All tokens of clients, in the order of their names."""
 
     tokens: tuple[TokenReply, ...]
+
+
+# -- passes ---------------------------------------------------------------------------------------
+
+
+class MakePassAsk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Let in those who show the pass of this digest, for one table and one right. Asked again with
+    the same, the pass is renewed: its time begins anew.
+    """
+
+    digest: bytes
+    table: int
+    right: str
+    """`read`, `stage` or `run`."""
+    ttl_ms: int
+
+
+class EndPassAsk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Let in no one any more who shows the pass of this digest. Asked twice, it is done once."""
+
+    digest: bytes
+
+
+class PassReply(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of it."""
+
+    there: bool
+    """Whether there is such a pass now. There is none where no token is asked for."""
+    expires_ms: int = 0
+    """When it ends unless it is renewed, by the time of the metastore."""

@@ -35,6 +35,7 @@ from lowmark.tokens import (
     ACCESS_PREFIX,
     NODE_ROLE,
     Caller,
+    PassEnded,
     Record,
     Secret,
     Table,
@@ -42,11 +43,9 @@ from lowmark.tokens import (
     TokenMissing,
     TokensUnknown,
     TokenUnknown,
-    check_form,
     drawn,
     node_key,
 )
-from lowmark.tokens.form import digest_of
 
 logger = logging.getLogger(__name__)
 
@@ -121,18 +120,18 @@ class Tokens:
         """
         if not bearer:
             raise TokenMissing
-        check_form(bearer)
         try:
-            return self.table.caller_of(digest_of(bearer), self.now_ms())
-        except TokenUnknown:
-            self._check_heard()
+            return self.table.caller(bearer, self.now_ms())
+        except (TokenUnknown, PassEnded) as refused:
+            if isinstance(refused, TokenUnknown) or refused.unknown:
+                self._check_heard()
             raise
 
     def check(self, caller: Caller, *, last_known: bool = False) -> None:
         """See `Callers`."""
         if not last_known:
             self._check_heard()
-        self.table.caller_of(caller.digest, self.now_ms())
+        self.table.caller_of(caller.digest, self.now_ms(), of_pass=caller.scope is not None)
 
     def _check_heard(self) -> None:
         """Raise if this node can't tell which tokens are in force."""

@@ -31,8 +31,11 @@ from lowmark.backend.protocol import (
 from lowmark.backend.values import Answer, Numbered
 from lowmark.catalog import TableId
 from lowmark.errors import LowmarkError
+from lowmark.group import COMMAND_BYTES
 from lowmark.node import NodeClosing
+from lowmark.node.callers import current_caller
 from lowmark.node.slots import Slots
+from lowmark.server.allowing import check_batch
 from lowmark.server.checking import Checker
 from lowmark.server.receiving import chunks_of
 
@@ -64,6 +67,7 @@ class AppendStream:
         self._heard = heard
         self._watched = watched
         """Around what waits for the client to take answers."""
+        self._caller = current_caller()
         self._lock = threading.Condition()
         self._acks: list[Acknowledged] = []
         self._messages = 0
@@ -120,6 +124,7 @@ class AppendStream:
                 try:
                     if why is not None:
                         raise why
+                    check_batch(self._caller, table, sent[COMMAND_BYTES])
                     self._all_bytes.take(size, wait_s=_FULL_S)
                 except LowmarkError as error:
                     self._done(number, size, error)

@@ -19,6 +19,7 @@ from lowmark.errors import LowmarkError, Rejected
 from lowmark.node.codes import Code, code_of
 from lowmark.node.listener import Listener
 from lowmark.node.slots import Slots
+from lowmark.server.allowing import check_plain
 from lowmark.server.appending import AppendStream
 from lowmark.server.checking import Checker
 from lowmark.server.limits import Limits
@@ -84,6 +85,7 @@ class Endpoint:
     def get(self, ticket: bytes) -> tuple[pa.Schema, Iterator[Any]]:
         """A read."""
         if is_plain(ticket):
+            check_plain()
             schema, rows = self._plain.read(ticket)
             return schema, self._messages(rows)
         request = self._service.request(ticket)

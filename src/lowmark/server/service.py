@@ -52,6 +52,7 @@ from lowmark.errors import LowmarkError
 from lowmark.metastore.commands import Not
 from lowmark.node import NodeClosing, NodeSilent
 from lowmark.node.slots import Slots
+from lowmark.server.allowing import check_call, shown_to_caller
 from lowmark.server.limits import Limits
 from lowmark.server.receiving import chunks_of
 from lowmark.server.sessions import Holding, Sessions
@@ -170,6 +171,7 @@ class Service:
         cluster = self.backend.info.cluster
         if request.cluster != cluster:
             raise OtherDatabase("this address", expected=request.cluster, found=cluster)
+        check_call(request)
         self.sessions.hear(request.session)
         # A node that asks has looked for the rows already: it is not sent on from node to node.
         self.backend.asked_by_node(request.session < 0)
@@ -195,7 +197,7 @@ class Service:
                 logger.exception("a call failed", extra={"call": request.call})
                 value = ServerFailed(request.call, error)
         try:
-            return self._reply(value)
+            return self._reply(shown_to_caller(value))
         except Closed as error:  # behind what was asked: that it was not done is not true
             raise Ended(self.backend.info.name) from error
 

@@ -4,7 +4,9 @@ Words
     token    the secret: `lm1_` and 49 letters and digits. Only its holder has it
     digest   its SHA-256: what the cluster keeps
     record   what the metastore has of a token under its name: digest, role, how long it is valid
-    caller   the name and the role of a token that is in force
+    caller   the name and the role of a token that is in force, and what it may do
+    pass     what a task of Spark shows: for one table and one right, made by the token of its
+             driver, in force for minutes, renewed as long as the query or the run goes on
 
 What holds
     1. No token is kept by the cluster, sent to another node, logged or shown again. What is kept,
@@ -20,6 +22,9 @@ What holds
     6. The first token is durable in a file before it is proposed: no token is in force that was
        lost in a crash, and what the file has is in force, or will be by the next start.
 
+    7. A pass is in force only while the token is by which it was made. Its holder makes no other
+       pass, and does nothing but what its right says with its table.
+
 Everything here is pure, but `drawn`. `lowmark.node.tokens` follows the metastore and drives it.
 """
 
@@ -29,7 +34,10 @@ from lowmark.faces import face
 
 if TYPE_CHECKING:
     from lowmark.tokens.errors import (
+        BeyondPass,
         NoSuchToken,
+        PassEnded,
+        PassesFull,
         TokenExists,
         TokenExpired,
         TokenMalformed,
@@ -40,32 +48,50 @@ if TYPE_CHECKING:
         TokenUnknown,
         Unauthenticated,
     )
-    from lowmark.tokens.form import PREFIX, Secret, check_form, digest_of, drawn
+    from lowmark.tokens.form import (
+        PASS_PREFIX,
+        PREFIX,
+        Secret,
+        check_form,
+        digest_of,
+        drawn,
+        is_pass,
+    )
     from lowmark.tokens.records import (
         ACCESS_PREFIX,
         ADMIN,
         ADMIN_ROLE,
         NODE_ROLE,
+        PASS_ROLE,
         TOKEN_PREFIX,
         Record,
+        Right,
         State,
         check_name,
         node_key,
+        pass_key,
         shown,
         token_key,
     )
-    from lowmark.tokens.table import Caller, Table, Token
+    from lowmark.tokens.table import Caller, Scope, Table, Token
 
 __all__ = [
     "ACCESS_PREFIX",
     "ADMIN",
     "ADMIN_ROLE",
     "NODE_ROLE",
+    "PASS_PREFIX",
+    "PASS_ROLE",
     "PREFIX",
     "TOKEN_PREFIX",
+    "BeyondPass",
     "Caller",
     "NoSuchToken",
+    "PassEnded",
+    "PassesFull",
     "Record",
+    "Right",
+    "Scope",
     "Secret",
     "State",
     "Table",
@@ -83,7 +109,9 @@ __all__ = [
     "check_name",
     "digest_of",
     "drawn",
+    "is_pass",
     "node_key",
+    "pass_key",
     "shown",
     "token_key",
 ]

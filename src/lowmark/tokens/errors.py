@@ -58,6 +58,42 @@ class TokenRevoked(Unauthenticated):
         super().__init__("the token was revoked", hint=_NEW)
 
 
+class PassEnded(Unauthenticated):
+    """A pass that is not in force: it ends with the query or the run for which it was made."""
+
+    def __init__(self, why: str = "", *, unknown: bool = False) -> None:
+        """`unknown`: there is no record of it, here and now."""
+        super().__init__(
+            "the pass has ended",
+            detail=why or "It ended with the query or the run for which it was made.",
+            hint="Start the query or the run again. Its driver makes and renews the pass, and needs"
+            " a token that is in force.",
+        )
+        self.unknown = unknown
+
+
+class BeyondPass(Rejected):
+    """A call that a pass does not allow: it is for one table, and for one thing to do there."""
+
+    def __init__(self, what: str, *, table: int, right: str) -> None:
+        super().__init__(
+            f"a pass to {right} table {table} does not allow {what}",
+            detail="A pass is for one table and one thing to do, and makes no other passes.",
+            hint="Show a token for it.",
+        )
+
+
+class PassesFull(Rejected):
+    """As many passes as a cluster keeps."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(
+            f"this cluster has {most:,} passes in force, and makes no more",
+            detail="Each query and run of Spark has one, until it ends.",
+            hint="Run fewer queries at a time, or give executors a token.",
+        )
+
+
 class TokensUnknown(Unavailable):
     """A node that can't tell which tokens are in force: it does not hear the metastore."""
 

@@ -2,9 +2,11 @@
 
     access.token.<name>     a token of a client
     access.node.<number>    what a node shows to the other nodes, drawn at each of its starts
+    access.pass.<name>      a pass: what tasks show that a driver with a token has started
 
 When a token was created is the time of the revision that wrote its record, which the metastore's
-leader stamped. A record that is written again, because the token is revoked, keeps it.
+leader stamped. A record that is written again, because the token is revoked, keeps it. That of a
+pass is written again to renew the pass: its time begins anew.
 """
 
 from __future__ import annotations
@@ -24,12 +26,16 @@ ACCESS_END: Final = b"access/"
 """The first key behind all of these."""
 TOKEN_PREFIX: Final = b"access.token."
 NODE_PREFIX: Final = b"access.node."
+PASSES_PREFIX: Final = b"access.pass."
 ADMIN: Final = "admin"
 """The name of the first token."""
 ADMIN_ROLE: Final = "admin"
 NODE_ROLE: Final = "node"
+PASS_ROLE: Final = "pass"
 NAME_LENGTH_MAX: Final = 64
 TTL_MS_MAX: Final = 100 * 366 * 86_400_000
+PASS_TTL_MS_MAX: Final = 15 * 60_000
+"""A pass that is not renewed ends after this at the latest."""
 _DIGEST_BYTES: Final = 32
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -40,6 +46,17 @@ class State(StrEnum):
     IN_FORCE = "in force"
     EXPIRED = "expired"
     REVOKED = "revoked"
+
+
+class Right(StrEnum):
+    """What a pass lets its holder do with its table."""
+
+    READ = "read"
+    """Read rows and what is needed for it."""
+    STAGE = "stage"
+    """Stage rows, which no reader sees before the driver commits them."""
+    RUN = "run"
+    """Read batches for a run of compaction."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -57,6 +74,12 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """When it was created, if this is not the revision that did it; 0: it is."""
     revoked_by: str | None = None
     """The token by which it was revoked (empty: none); None: it was not."""
+    table: int = 0
+    """Of a pass: the id of the only table that its holder may touch."""
+    right: str = ""
+    """Of a pass: what its holder may do there (`Right`)."""
+    of: bytes = b""
+    """Of a pass: the digest of the token by which it was made. It ends with that one."""
 
     def encode(self) -> bytes:
         """As it stands in the metastore."""
@@ -80,6 +103,11 @@ def token_key(name: str) -> bytes:
 def node_key(number: int) -> bytes:
     """Where the record of a node is."""
     return NODE_PREFIX + b"%d" % number
+
+
+def pass_key(digest: bytes) -> bytes:
+    """Where the record of a pass is: it has no name but a part of its digest."""
+    return PASSES_PREFIX + digest[:16].hex().encode()
 
 
 def check_name(name: str) -> None:
@@ -107,6 +135,15 @@ def check_ttl(ttl_ms: int) -> None:
         )
 
 
+def check_pass_ttl(ttl_ms: int) -> None:
+    """Refuse a time that no pass has."""
+    if not 0 < ttl_ms <= PASS_TTL_MS_MAX:
+        raise Rejected(
+            f"a pass can't be in force for {ttl_ms} ms",
+            hint=f"Give up to {PASS_TTL_MS_MAX} ms, and renew it.",
+        )
+
+
 def check_open(keys: Iterable[bytes]) -> None:
     """Refuse keys of the metastore that have records of tokens: only what makes and revokes tokens
     may touch them.
@@ -130,7 +167,7 @@ def _closed(key: bytes) -> Rejected:
 
 
 def shown(key: bytes, value: bytes) -> bytes:
-    """The value of a key as clients see it: of a token, all but the digest."""
+    """The value of a key as clients see it: of a token, all but digests."""
     if not key.startswith(ACCESS_PREFIX):
         return value
     record = Record.decode(value)
@@ -138,4 +175,5 @@ def shown(key: bytes, value: bytes) -> bytes:
         return b""
     fields = msgspec.to_builtins(record)
     del fields["digest"]
+    fields.pop("of", None)
     return msgspec.json.encode(fields)

@@ -1,0 +1,52 @@
+"""The passes of Spark's tasks: where a plan is made they are asked for, where a task runs shown.
+
+A pass is as narrow as Spark lets us know what its tasks are for:
+
+    a read           a table, as long as the application: Spark does not say when a read is over
+    a write          that write; it ends when the write is committed or given up
+    a stream's reads  that query; it ends when the query is stopped, or minutes after its process
+                     was killed
+    a stream's rows  a table, as long as the application: a sink does not hear the query's name
+
+What they are given travels with the partitions of a read and the writer of a write, which Spark
+pickles: bytes that it shows nowhere. It is in no option, whose values Spark's pages show.
+"""
+
+from __future__ import annotations
+
+from lowmark.backend import passing
+from lowmark.backend.keeper import Application, Kept, ask, forget
+from lowmark.backend.remote import RemoteBackend
+from lowmark.client import Database
+from lowmark.tokens import Right, Secret
+
+
+def shown_by_tasks(database: Database, table: str, right: Right, *, what: str = "") -> str:
+    """The pass of tasks that this process plans, renewed from now on; empty: they need none.
+    `what` it is for, if that is known to end; else the whole application. Where no Java process is
+    above this one, it is renewed by the next plan alone.
+    """
+    backend = database.backend
+    if not isinstance(backend, RemoteBackend):
+        return ""
+    number, application = database[table].descriptor.id, Application.of_this_process()
+    name = what or ("" if application is None else f"application {application.name}")
+    secret = passing.secret_for(backend, right, number, name or "this process")
+    if secret is None:
+        return ""
+    if not passing.make(backend, secret.digest(), right, number):
+        return ""
+    if application is not None:
+        nodes = ",".join(backend.addresses)
+        ask(application, Kept(secret.digest().hex(), nodes, backend.ca, number, right))
+    return secret.reveal()
+
+
+def end_shown(database: Database, shown: str) -> None:
+    """A write is over: no task shows its pass any more."""
+    if not shown:
+        return
+    digest, application = Secret(shown).digest(), Application.of_this_process()
+    if application is not None:
+        forget(application, digest.hex())
+    passing.end(database.backend, digest)

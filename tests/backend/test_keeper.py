@@ -1,0 +1,243 @@
+"""The process that renews passes beside an application of Spark."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import lowmark
+from eventually import eventually
+from lowmark.backend import keeper as keeper_module
+from lowmark.backend import passing
+from lowmark.backend.keeper import Application, Keeper, Kept, _looked_at, ask, forget
+from lowmark.backend.passing import make, secret_for
+from lowmark.client import Database
+from lowmark.errors import Rejected
+from lowmark.tokens import Right, Secret
+from server.world import COLUMNS, Served
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where keepers have their folders; and they look often, and renew often."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(keeper_module, "LOOK_S", 0.02)
+    monkeypatch.setattr(passing, "RENEW_S", 0.01)
+    monkeypatch.setattr(keeper_module, "_started", [])
+    return tmp_path / f"lowmark-passes-{os.getuid()}"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with Served(tmp_path_factory.mktemp("kept"), tokens=True) as served:
+        served.db.create_table("orders", COLUMNS, key="id")
+        yield served
+
+
+@pytest.fixture
+def there(served: Served, request: pytest.FixtureRequest) -> Iterator[Database]:
+    """A process that plans, with a token in its environment."""
+    token = served.db.tokens.create(request.node.name[:60]).token
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("LOWMARK_TOKEN", token)
+        with lowmark.connect(served.address) as there:
+            yield there
+
+
+@pytest.fixture
+def java() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that stands for Spark's."""
+    process = subprocess.Popen(["sleep", "600"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def application(process: subprocess.Popen[bytes]) -> Application:
+    return Application(process.pid, _looked_at(process.pid)[2])
+
+
+def planned(there: Database, served: Served, what: str = "a plan") -> tuple[Secret, Kept]:
+    """A pass that is in force."""
+    table = there["orders"].descriptor.id
+    secret = secret_for(there.backend, Right.READ, table, what)
+    assert secret is not None
+    assert make(there.backend, secret.digest(), Right.READ, table)
+    return secret, Kept(secret.digest().hex(), served.address, "", table, "read")
+
+
+def in_force(served: Served) -> set[bytes]:
+    return {one.record.digest for one in served.backend.node.tokens_of_callers.table.passes}
+
+
+def test_passes_are_renewed_until_their_application_ends(
+    there: Database,
+    served: Served,
+    folder: Path,
+    java: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # given a pass of a plan, which is over, and its keeper
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: None)  # it runs here
+    monkeypatch.setattr(passing, "TTL_MS", 1_000)
+    secret, kept = planned(there, served)
+    ask(application(java), kept)
+    own = folder / application(java).name
+    assert stat.S_IMODE(folder.stat().st_mode) == stat.S_IMODE(own.stat().st_mode) == 0o700
+    keeper = Keeper(own, application(java))
+    running = threading.Thread(target=keeper.run)
+    running.start()
+    [made] = [one for one in passes(served) if one.record.digest == secret.digest()]
+    # then it is in force for longer than a pass that is not renewed
+    eventually(
+        lambda: any(
+            one.record.digest == secret.digest() and one.written_ms > made.written_ms + 1_000
+            for one in passes(served)
+        )
+    )
+    # and in its folder is nothing that lets anyone in
+    said = "".join(one.read_text() for one in own.iterdir())
+    assert secret.reveal() not in said
+    assert os.environ["LOWMARK_TOKEN"] not in said
+    # when the application ends
+    java.kill()
+    java.wait()
+    running.join(30)
+    # then the pass has ended, and nothing is left
+    assert not running.is_alive()
+    assert secret.digest() not in in_force(served)
+    assert not own.exists()
+
+
+def passes(served: Served) -> list:  # type: ignore[type-arg]
+    return served.backend.node.tokens_of_callers.table.passes
+
+
+def test_what_is_forgotten_or_was_not_asked_for_in_a_day_is_not_renewed(
+    there: Database,
+    served: Served,
+    folder: Path,
+    java: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: None)
+    here = application(java)
+    first, kept = planned(there, served, "a write")
+    ask(here, kept)
+    second, also = planned(there, served, "a read")
+    ask(here, also)
+    keeper = Keeper(folder / here.name, here)
+    keeper.look()
+    assert keeper._kept.keys() == {kept.digest, also.digest}
+    # when a write is over, and no plan has asked for a read since yesterday
+    forget(here, kept.digest)
+    file = folder / here.name / also.digest
+    os.utime(file, (0, 0))
+    keeper.look()
+    # then neither is renewed: the write has ended its pass itself
+    assert not keeper._kept
+    assert not file.exists()
+    assert first.digest() in in_force(served)
+    assert second.digest() not in in_force(served)
+    keeper.end()
+
+
+def test_a_keeper_whose_token_is_revoked_goes_on_with_nothing(
+    there: Database,
+    served: Served,
+    folder: Path,
+    java: subprocess.Popen[bytes],
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: None)
+    here = application(java)
+    _, kept = planned(there, served)
+    ask(here, kept)
+    keeper = Keeper(folder / here.name, here)
+    served.db.tokens.revoke(request.node.name[:60])
+    keeper.look()
+    keeper.look()
+    java.kill()
+    java.wait()
+    keeper.run()
+    assert not (folder / here.name).exists()
+
+
+def test_rubbish_in_the_folder_is_passed_over(folder: Path, java: subprocess.Popen[bytes]) -> None:
+    here = application(java)
+    own = folder / here.name
+    own.mkdir(parents=True)
+    for name, text in (("a" * 64, "{"), ("b" * 64, "[]"), ("c" * 64, '{"digest": 1}'), ("d", "")):
+        (own / name).write_text(text)
+    keeper = Keeper(own, here)
+    keeper.look()
+    assert not keeper._kept
+    keeper.end()
+
+
+def test_a_folder_of_another_user_or_open_to_others_is_not_used(
+    folder: Path, java: subprocess.Popen[bytes]
+) -> None:
+    folder.mkdir(mode=0o700)
+    folder.chmod(0o755)
+    with pytest.raises(Rejected, match="not a folder of this user alone"):
+        ask(application(java), Kept("a" * 64, "x:1", "", 1, "read"))
+    folder.rmdir()
+    folder.symlink_to(folder.parent)
+    with pytest.raises(Rejected, match="not a folder of this user alone"):
+        ask(application(java), Kept("a" * 64, "x:1", "", 1, "read"))
+
+
+def test_another_process_of_the_same_number_is_another_application(
+    java: subprocess.Popen[bytes],
+) -> None:
+    here = application(java)
+    assert here.goes_on
+    assert not Application(here.pid, "1").goes_on
+    java.kill()  # it is a zombie by then
+    eventually(lambda: not here.goes_on)
+    assert Application.of_this_process() is None  # no Java is above these tests
+
+
+@pytest.mark.slow
+def test_a_plan_starts_a_keeper_if_there_is_none(
+    there: Database, served: Served, folder: Path, java: subprocess.Popen[bytes]
+) -> None:
+    # given two plans of an application
+    here = application(java)
+    secrets = []
+    for what in ("first", "second"):
+        secret, kept = planned(there, served, what)
+        ask(here, kept)
+        secrets.append(secret.digest())
+    own = folder / here.name
+
+    def keeps() -> bool:
+        with keeper_module._locked(own) as free:
+            return not free
+
+    eventually(keeps)
+    # then its arguments have no secret
+    words = [Path(f"/proc/{pid}/cmdline") for pid in os.listdir("/proc") if pid.isdecimal()]
+    said = [one.read_bytes() for one in words if one.exists()]
+    mine = [one for one in said if str(own).encode() in one]
+    assert mine
+    assert all(b"lm1_" not in one and b"lmp1_" not in one for one in mine)
+    # and when the application is killed, both passes end, and so does the keeper
+    java.kill()
+    java.wait()
+    eventually(lambda: not own.exists())
+    assert not {*secrets} & in_force(served)
+    for one in keeper_module._started:
+        assert one.wait(30) == 0
+    assert sys.executable.encode() in mine[0]
