@@ -251,6 +251,7 @@ class ClockLife:
                 view = self._done(copy.closed(time))
                 seen, there = view.offset_after(time), wanted[copy.number]
                 confirm(seen >= there, f"the present has {seen} rows of {there} acknowledged")
+        assert node.catalogs is not None
         self._done(node.catalogs.at(HybridTime(time)))
 
     def _copy(self, node: TableNode, table: TableId, number: int) -> tuple[TableNode, Partition]:
