@@ -95,20 +95,21 @@ def test_a_node_that_has_heard_of_no_other_goes_by_its_own_clock() -> None:
     cluster.heal()
     cluster.run_for(3_000)
     assert member.here.clock.wall_ms() - cluster.loop.wall_ms() <= SKEW_MS // 2 + 5
-    # though what it has given stays given, and it says that it stands still
-    assert off_by(cluster, 2) == pytest.approx(HOUR_MS, abs=3_100)
-    assert member.here.clocks.times_ahead_ms > HOUR_MS - 10_000
+    # and what it gave meanwhile, which no log has, is taken back
+    assert off_by(cluster, 2) <= SKEW_MS // 2 + 5
+    assert member.here.clocks.times_ahead_ms == 0
 
 
+@pytest.mark.slow
 def test_a_silent_node_s_last_word_counts_for_ten_minutes() -> None:
     # given a clock that goes wrong while one of three nodes is down
     cluster = asking()
     cluster[3].crash()
     cluster[2].clock.skew_ms = HOUR_MS
-    cluster.run_for(500_000)
+    cluster.run_for(590_000)
     # then the two that differ are judged by what the third had said
     assert abs(off_by(cluster, 2)) <= SKEW_MS // 2 + 5
-    cluster.run_for(200_000)
+    cluster.run_for(15_000)
     assert off_by(cluster, 2) == pytest.approx(HOUR_MS, abs=5)
 
 
@@ -144,6 +145,7 @@ def test_what_a_log_has_is_followed_by_all_nodes_also_those_without_a_copy() -> 
         clock = cluster[number].here.clock
         assert clock.logged >= group._applier.last_time
         assert clock.now() > group._applier.last_time
+        assert cluster[number].here.clocks.times_ahead_ms > HOUR_MS - 10_000
         assert abs(clock.wall_ms() - cluster.loop.wall_ms()) <= 5
 
 

@@ -12,6 +12,7 @@ import pytest
 import lowmark
 from eventually import eventually
 from inside import backend_of
+from lowmark.group import Off
 from lowmark.inspect import open_offline
 from lowmark.metastore import NodeInfo, Topology
 from lowmark.node import NodeClient, Status
@@ -20,12 +21,14 @@ from lowmark.node.messages import HolderRow, WatermarkStatus
 from lowmark.node.status import (
     HELD_MS_MAX,
     PINNED_BYTES_MAX,
+    TIMES_AHEAD_MS_MAX,
     WAITING_MS_MAX,
     Copy,
     CursorPart,
     FailingMove,
     Known,
     TablePart,
+    clock_warnings,
     cursor_warning,
     merged,
     table_rows,
@@ -258,3 +261,20 @@ def test_a_directory_says_the_same_of_tables_as_its_node_did(data: Path) -> None
     [gone] = [row for row in found.tables if not row.partitions]
     assert gone.name.endswith("(dropped)")
     assert gone.rows == 1
+
+
+def test_clocks_that_are_wrong_are_warned_of_by_name_and_by_how_much() -> None:
+    names = {1: "db1", 2: "db2"}
+    off = [Off(1, 3_600_000, of_most=True), Off(2, -5_000, of_most=True)]
+    ahead, behind = clock_warnings(off, names, own="db1", times_ahead_ms=TIMES_AHEAD_MS_MAX)
+    assert (ahead.kind, ahead.holder) == ("clock", "db1")
+    assert "db1 is 1.0 h ahead of those of most nodes" in ahead.text
+    assert "timedatectl" in ahead.text
+    assert "db2 is 5.0 s behind those of most nodes" in behind.text
+    # of two nodes, none can tell
+    differ, late = clock_warnings(
+        [Off(2, 5_000, of_most=False)], names, own="db1", times_ahead_ms=TIMES_AHEAD_MS_MAX + 1
+    )
+    assert "db2 is 5.0 s ahead of that of node db1" in differ.text
+    # and what came of a wrong clock is said apart
+    assert late.kind == "times-ahead"

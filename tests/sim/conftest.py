@@ -15,6 +15,7 @@ FIGURES = {
     "table life": "lives of tables",
     "placement life": "lives of moving partitions",
     "upkeep life": "lives of catalogs that are cut",
+    "clock life": "lives with a clock that is wrong by far",
 }
 """The properties in which tests leave the figures of a life, and what they are figures of."""
 

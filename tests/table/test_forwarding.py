@@ -36,7 +36,7 @@ from lowmark.table import (
     Trimmed,
     encode_batch,
 )
-from table.world import TableNode, TableWorld, log_table
+from table.world import TableNode, TableWorld, log_table, ms
 
 PRODUCER = b"p" * 16
 BATCH = encode_batch(b"rows", rows=1, schema=1)
@@ -163,6 +163,23 @@ def test_what_the_leader_may_have_heard_stays_unknown_when_no_other_one_comes() 
     world.run_until(lambda: asked.tries > tries + 1)
     assert isinstance(asked.error, OutcomeUnknown)
     assert isinstance(world.wait_error(cut), OutcomeUnknown)
+
+
+def test_a_leader_closes_what_a_log_elsewhere_has_though_it_is_far_ahead() -> None:
+    # given a node that follows a log with times of an hour ahead, which the leader has not heard of
+    world, table = world_of(3)
+    world.run_for(1_500)
+    lead = leader(world, table)
+    node = world[followers(world, table)[0].number]
+    time = node.run.clock.now() + ms(3_600_000)
+    assert node.run.clock.follow_log(time)
+    assert not world[lead].run.clock.follow(time)
+    # when that time is to be closed at once, then the leader asks whether a log has it, and does so
+    (copy,) = node.tables.of(table)
+    assert world.wait(copy.closed(time)).closed >= time
+    # but what no log has, is not closed
+    beyond = time + ms(5_000)
+    assert isinstance(world.wait_error(copy.closed(beyond)), TimeInFuture)
 
 
 @pytest.mark.slow

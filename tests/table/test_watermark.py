@@ -76,6 +76,22 @@ def test_it_follows_the_clock_by_availability_and_skew() -> None:
     assert standing.goal >= standing.value
 
 
+def test_times_that_a_log_is_ahead_take_no_history_away() -> None:
+    # given three nodes of which all follow a log whose times are an hour ahead of their clocks
+    world = TableWorld(nodes=3)
+    world.run_for(2_000)
+    hour_ms = 3_600_000
+    node = world[1]
+    ahead = ms(world.loop.wall_ms() + hour_ms)
+    for one in world.up:
+        assert one.run.clock.follow_log(ahead)
+    # when the watermark is moved
+    moved = world.wait(node.watermark.advance())
+    # then it is behind the clocks, and not behind that log
+    assert world.now_ms() >= world.loop.wall_ms() + hour_ms - 5_000
+    assert moved.after >> 16 <= world.loop.wall_ms() - BEHIND_MS + 20
+
+
 @pytest.mark.slow
 def test_how_far_behind_it_follows_can_be_altered() -> None:
     # given three nodes, and a watermark that follows as it was settled

@@ -7,6 +7,7 @@ another one was acknowledged has it.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any
 from torture.client import IDS, META_END, PROCESSES, weight_of
 from torture.history import NEMESIS, Call, Event, calls_of
 
-SHOWN = 20
+SHOWN = 8
 """Of each kind of violation."""
 
 
@@ -43,17 +44,27 @@ class Verdict:
     errors: int = 0
     """Calls that failed while there was no majority, or whose end may be unknown."""
     slowest: dict[str, float] = field(default_factory=dict)
-    violations: list[str] = field(default_factory=list)
-    _kinds: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
+    """How often each kind of violation was found."""
+    _examples: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, kind: str, what: str) -> None:
-        self._kinds[kind] += 1
-        if self._kinds[kind] <= SHOWN:
-            self.violations.append(f"{kind}: {what}")
+        self.kinds[kind] += 1
+        if len(self._examples[kind]) < SHOWN:
+            self._examples[kind].append(what)
+
+    @property
+    def violations(self) -> list[str]:
+        """Of each kind how many there are, and the first of them: no kind hides another one."""
+        found = []
+        for kind, times in sorted(self.kinds.items(), key=lambda one: (-one[1], one[0])):
+            for number, what in enumerate(self._examples[kind], 1):
+                found.append(f"{kind} ({number} of {times}): {what}")
+        return found
 
     @property
     def count(self) -> int:
-        return sum(self._kinds.values())
+        return self.kinds.total()
 
 
 def check(rows: Sequence[Event], meta: Sequence[Event], log: Log) -> Verdict:
@@ -98,7 +109,7 @@ def check_errors(calls: Iterable[Call], events: Iterable[Event], verdict: Verdic
         if up and not expected:
             took_s = (call.ended - call.began) / 1e9
             verdict.add(
-                "error",
+                f"error {_name_of(call.error)} of {call.f}",
                 f"{call.f} {_short(call.asked)} of process {call.process} at {call.began / 1e9:.3f}"
                 f" failed after {took_s:.2f} s though a majority was up: {call.error}",
             )
@@ -505,6 +516,12 @@ def _check_metastore(calls: Sequence[Call], verdict: Verdict) -> None:
 
 def _client(call: Call) -> int | str:
     return call.process % PROCESSES if isinstance(call.process, int) else call.process
+
+
+def _name_of(error: object) -> str:
+    """The type of an error, as clients write it down; errors of one type are one kind."""
+    found = re.match(r"\w+", str(error))
+    return found[0] if found else "without a name"
 
 
 def _short(value: object) -> str:

@@ -288,7 +288,11 @@ def report(outcome: Outcome) -> None:
     say(f"{outcome.verdict.errors} calls failed that may: no majority was up, or it may be unknown")
     for violation in outcome.violations:
         say(f"VIOLATION {violation}")
-    say(f"{max(len(outcome.violations), outcome.verdict.count)} violations")
+    verdict = outcome.verdict
+    for kind, times in sorted(verdict.kinds.items(), key=lambda one: (-one[1], one[0])):
+        say(f"{times} violations: {kind}")
+    others = len(outcome.violations) - len(verdict.violations)
+    say(f"{others + verdict.count} violations")
 
 
 def main() -> None:

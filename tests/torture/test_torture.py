@@ -16,7 +16,7 @@ import pytest
 from clusters.places import in_hosts
 from hosts.hosts import why_none
 from torture import nemesis
-from torture.check import Row, Verdict, check
+from torture.check import SHOWN, Row, Verdict, check
 from torture.history import Event, calls_of, events_of
 from torture.nemesis import TROUBLES
 from torture.run import Outcome, torture
@@ -130,7 +130,7 @@ def log_of(*ids: int) -> dict[int, list[Row]]:
 
 
 def kinds_of(verdict: Verdict) -> set[str]:
-    return {one.partition(":")[0] for one in verdict.violations}
+    return {kind.partition(" ")[0] for kind in verdict.kinds}
 
 
 ID = 1_000_000_000
@@ -184,6 +184,26 @@ def test_the_check_finds_an_error_though_a_majority_is_up() -> None:
     ]
     assert kinds_of(check([up, *failed], [], {})) == {"error"}
     assert kinds_of(check(failed, [], {})) == set()
+
+
+def test_each_kind_of_violation_is_shown_however_often_another_one_was_found() -> None:
+    # given reads that failed by one error again and again, and once by another one
+    up = event(0, "info", "majority", True, 1)
+    up.process = "nemesis"
+    events = [up]
+    for at in range(100):
+        why = "Corrupt: a sum" if at == 99 else "TimeInFuture: it is yet to come"
+        asked = [-101, None]
+        events.append(event(2, "invoke", "read", asked, 10 * at + 10))
+        events.append(event(2, "fail", "read", asked, 10 * at + 11, error=why))
+    verdict = check(events, [], {})
+    # then each has its count, and examples
+    assert verdict.kinds == {"error TimeInFuture of read": 99, "error Corrupt of read": 1}
+    assert verdict.count == 100
+    shown = [one.partition(":")[0] for one in verdict.violations]
+    assert shown[0] == "error TimeInFuture of read (1 of 99)"
+    assert shown[-1] == "error Corrupt of read (1 of 1)"
+    assert len(shown) == SHOWN + 1
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,11 @@ class Clocks:
     # -- judging ----------------------------------------------------------------------------------
 
     @property
+    def heard(self) -> int:
+        """Of how many other nodes the clocks count now."""
+        return len(self._highs)
+
+    @property
     def _width_us(self) -> int:
         """What may be open of a clock that counts: then one that is right is never held back, and
         gives no time that others refuse.
@@ -176,9 +181,11 @@ class Clocks:
         }
 
     def _count(self) -> None:
-        heard = self._heard().values()
+        heard, before = self._heard().values(), len(self._highs)
         self._lows = sorted(known.low_us for known in heard)
         self._highs = sorted(known.high_us for known in heard)
+        if len(heard) > before:
+            self._clock.heard_more()
 
     def agreed(self, wall_ms: int) -> Agreed | None:
         """What the clocks say now, if this node's says that; None: there is no other node."""

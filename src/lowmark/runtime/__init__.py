@@ -21,7 +21,7 @@ What it promises
        `FileMissing`, `FileExists`), so nobody above needs `os` or `errno`.
     4. One seed gives one trace, whatever PYTHONHASHSEED is and whatever was allocated before.
     5. `HybridClock` never goes back, not even when the wall clock does; one wall clock among three
-       that is wrong moves no time.
+       that is wrong moves no time, once it has heard of the others.
     6. A frame arrives whole and unchanged or not at all; a peer that breaks the protocol is cut off
        by a named error and harms nobody else. Nothing else is promised of the network.
     7. Nobody is swamped: a full queue refuses, and a paused peer waits at its own end.

@@ -61,7 +61,10 @@ def millis_of(time: int) -> int:
 
 
 class HybridClock:
-    """Gives times that only grow, near the wall clocks of the cluster."""
+    """Gives times that only grow, near the wall clocks of the cluster.
+
+    They go back in one case, by `heard_more`, and never behind a log.
+    """
 
     def __init__(
         self, wall_ms: Callable[[], int], *, max_skew_ms: int = 500, alone: bool = False
@@ -167,7 +170,20 @@ class HybridClock:
         However far ahead it is: the wall clock was put back, or it was wrong then.
         """
         self._last = max(self._last, time)
+        self._logged = max(self._logged, time)
         self._reached_ms = max(self._reached_ms, millis_of(time))
+
+    def heard_more(self) -> None:
+        """More is known of the others' clocks: take back what this one gave by a wrong wall clock.
+
+        A node that starts with a wrong clock asks it for the time before it has heard of another.
+        It has compared these times, and shown them at most: none is in a log. Those of logs stay,
+        and what a leader has stamped stays below what it stamps next, whatever its clock says.
+        """
+        _, limit_ms = self._held()
+        if millis_of(self._last) > limit_ms and not self.alone:
+            self._last = self._logged
+            self._reached_ms = millis_of(self._last)
 
     def _advance(self, time: int) -> HybridTime:
         if time <= self._last:
