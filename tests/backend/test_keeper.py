@@ -79,6 +79,7 @@ def in_force(served: Served) -> set[bytes]:
     return {one.record.digest for one in served.backend.node.tokens_of_callers.table.passes}
 
 
+@pytest.mark.slow
 def test_passes_are_renewed_until_their_application_ends(
     there: Database,
     served: Served,

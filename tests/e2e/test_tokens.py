@@ -13,11 +13,14 @@ from typer.testing import CliRunner
 
 import lowmark
 from eventually import eventually
+from lowmark.backend.passing import Given
 from lowmark.cli.app import app
 from lowmark.client import AppendFailed, Database
 from lowmark.errors import LowmarkError
 from lowmark.node import NodeClient
 from lowmark.tokens import (
+    PassEnded,
+    Right,
     Secret,
     TokenExpired,
     TokenMissing,
@@ -93,6 +96,49 @@ def test_only_a_token_in_force_lets_a_client_in_at_every_node(nodes: Guarded, db
         connected(nodes, 0, None)
     with pytest.raises(TokenUnknown):
         connected(nodes, 1, drawn().reveal())
+
+
+# `server/test_passes` does so at one node; tokens are revoked at three by the tests around this one
+@pytest.mark.release
+def test_a_pass_is_good_at_every_node_and_ends_with_its_token_at_each(
+    nodes: Guarded, db: Database
+) -> None:
+    table = table_of(db, "passed", replicas=3, partitions=2)
+    table.append([{"id": number, "status": "new"} for number in range(20)])
+
+    def refused(number: int, shown: str) -> bool:
+        try:
+            connected(nodes, number, shown).close()
+        except PassEnded:
+            return True
+        return False
+
+    # given passes that were made at one node, by two tokens
+    with (
+        connected(nodes, 1, db.tokens.create("driver").token) as driver,
+        connected(nodes, 1, admin(nodes)) as other,
+    ):
+        gone = Given(driver.backend, Right.READ, table.descriptor.id)
+        kept = Given(other.backend, Right.READ, table.descriptor.id)
+        # then a task is let in at each, and reads there what that node leads, and what others do
+        for number in range(3):
+            eventually(lambda number=number: not refused(number, gone.shown))  # type: ignore[misc]
+            with connected(nodes, number, gone.shown) as task:
+                rows = task["passed"].read(as_of="now").to_pylist()
+                assert sorted(row["id"] for row in rows) == list(range(20))
+        # and when one token is revoked, its pass ends at each within a second or so, the other's
+        # when its driver ends it
+        open_already = connected(nodes, 2, gone.shown)
+        db.tokens.revoke("driver")
+        for number in range(3):
+            eventually(lambda number=number: refused(number, gone.shown))  # type: ignore[misc]
+            assert not refused(number, kept.shown)
+        with pytest.raises(PassEnded):
+            open_already["passed"].read(as_of="now")
+        open_already.close()
+        kept.close()
+        for number in range(3):
+            eventually(lambda number=number: refused(number, kept.shown))  # type: ignore[misc]
 
 
 def test_nodes_that_ask_for_tokens_let_each_other_in(nodes: Guarded, db: Database) -> None:

@@ -36,9 +36,9 @@ class Guarded(Nodes):
 @pytest.mark.release
 def test_tasks_without_a_token_have_passes_that_nothing_shows(tmp_path: Path) -> None:
     # given a node that asks for tokens, executors that have none, and a driver that has one
-    for name in ("nodes", "cluster", "driver"):
+    for name in ("nodes", "cluster", "driver", "kept"):
         (tmp_path / name).mkdir()
-    folder = tmp_path / "driver"
+    folder, kept = tmp_path / "driver", tmp_path / "kept"
     with (
         Guarded(tmp_path / "nodes", 1, LOWMARK_LEDGER_LOCATION=str(tmp_path / "ledgers")) as nodes,
         standalone(tmp_path / "cluster", workers=2) as cluster,
@@ -50,14 +50,15 @@ def test_tasks_without_a_token_have_passes_that_nothing_shows(tmp_path: Path) ->
         file.touch(mode=0o600)
         file.write_text(token)
         words = [cluster.master, str(folder), nodes.address(0)]
-        with (folder / "stderr").open("wb") as said:
+        with (folder / "stderr").open("wb") as log:
             done = subprocess.run(
                 [sys.executable, "-m", "spark.passing", *words],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                stderr=said,
+                stderr=log,
                 env=os.environ
-                | {"PYTHONPATH": str(TESTS), "LOWMARK_TOKEN_FILE": str(file), SWITCH: "off"},
+                | {"PYTHONPATH": str(TESTS), "LOWMARK_TOKEN_FILE": str(file), SWITCH: "off"}
+                | {"TMPDIR": str(kept)},
                 timeout=600,
                 check=False,
             )
@@ -71,6 +72,7 @@ def test_tasks_without_a_token_have_passes_that_nothing_shows(tmp_path: Path) ->
         # and when the application has ended, its passes have, too
         with lowmark.connect(nodes.address(0), token=admin) as db:
             eventually(lambda: not db.backend.range(b"access.pass."), deadline_s=60)
+            eventually(lambda: not [*kept.glob("lowmark-passes-*/*")], deadline_s=60)
         file.unlink()
         # then neither a token nor a pass is in what Spark, its logs or the system show
         shown = dict(texts(tmp_path))
@@ -78,8 +80,9 @@ def test_tasks_without_a_token_have_passes_that_nothing_shows(tmp_path: Path) ->
         assert any("orders" in text for path, text in shown.items() if "events" in path.parts)
         assert {"n0.stderr", "stderr", "stdout"} <= names
         assert "orders" in "".join(text for path, text in shown.items() if "page-" in path.name)
-        executors = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
-        assert any(executors in text for path, text in shown.items() if "cmdline" in path.name)
+        said = "".join(text for path, text in shown.items() if "cmdline" in path.name)
+        assert "org.apache.spark.executor.CoarseGrainedExecutorBackend" in said
+        assert "lowmark.backend.keeper" in said
         for path, text in shown.items():
             for secret in (*encoded(token), *encoded(admin), *encoded(PASS_PREFIX)):
                 assert secret not in text, path

@@ -128,8 +128,9 @@ def test_a_role_of_a_later_release_gives_no_rights_here() -> None:
 
 
 def a_pass(secret: Secret, maker: Secret, *, at_ms: int = 1_000, **fields: Any) -> Token | None:
-    said = {"role": PASS_ROLE, "table": 7, "right": "read", "ttl_ms": 500, "of": maker.digest()}
-    value = Record(digest=secret.digest(), **(said | fields)).encode()
+    said: dict[str, Any] = {"role": PASS_ROLE, "table": 7, "right": "read", "ttl_ms": 500}
+    said |= {"digest": secret.digest(), "of": maker.digest()}
+    value = Record(**(said | fields)).encode()
     return Token.of(pass_key(secret.digest()), value, revision=1, time_ms=at_ms)
 
 

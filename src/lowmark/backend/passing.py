@@ -20,6 +20,7 @@ from typing import Final, Self
 
 import msgspec
 
+from lowmark.backend.errors import OutcomeUnknown
 from lowmark.backend.operating import EndPassAsk, MakePassAsk, PassReply, operated
 from lowmark.backend.port import Backend
 from lowmark.backend.remote import RemoteBackend
@@ -56,7 +57,10 @@ def make(backend: Backend, digest: bytes, right: Right, table: int) -> bool:
     """Have a pass in force, from now on for its time; says whether it is. It may be asked again."""
     asked = MakePassAsk(digest=digest, table=table, right=right, ttl_ms=TTL_MS)
     try:
-        return operated(backend, "pass.make", asked, PassReply).there
+        try:
+            return operated(backend, "pass.make", asked, PassReply).there
+        except OutcomeUnknown:  # what was done is done once
+            return operated(backend, "pass.make", asked, PassReply).there
     except ActionUnknown:
         return False  # of an earlier release: executors have a token, or nothing
     except PassesFull as full:

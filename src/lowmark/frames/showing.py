@@ -14,11 +14,16 @@ pickles: bytes that it shows nowhere. It is in no option, whose values Spark's p
 
 from __future__ import annotations
 
+import logging
+
 from lowmark.backend import passing
 from lowmark.backend.keeper import Application, Kept, ask, forget
 from lowmark.backend.remote import RemoteBackend
 from lowmark.client import Database
+from lowmark.errors import Rejected
 from lowmark.tokens import Right, Secret
+
+logger = logging.getLogger(__name__)
 
 
 def shown_by_tasks(database: Database, table: str, right: Right, *, what: str = "") -> str:
@@ -38,7 +43,11 @@ def shown_by_tasks(database: Database, table: str, right: Right, *, what: str = 
         return ""
     if application is not None:
         nodes = ",".join(backend.addresses)
-        ask(application, Kept(secret.digest().hex(), nodes, backend.ca, number, right))
+        try:
+            ask(application, Kept(secret.digest().hex(), nodes, backend.ca, number, right))
+        except (OSError, Rejected) as error:
+            # Executors may have a token. If not, tasks are let in for minutes, and hear why then.
+            logger.warning("a pass will not be renewed", extra={"reason": str(error)})
     return secret.reveal()
 
 

@@ -1,9 +1,9 @@
 """Make, renew and end passes: what drivers of Spark ask of a node for their tasks.
 
-A pass is a record (docs/design/0049): to renew it, the record is written again, so what tasks have
+A pass is a record (docs/design/0051): to renew it, the record is written again, so what tasks have
 been given stays good. The digest is the driver's, so all of it may be asked again after a lost
 answer, at any node. Records whose time is over, or whose token has ended, are removed by the node
-that coordinates; each that is made removes some of them, too.
+that coordinates, and by any node at which one is to be made when there are too many of them.
 """
 
 from __future__ import annotations

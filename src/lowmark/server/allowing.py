@@ -87,6 +87,8 @@ def check_plain() -> None:
 
 def _check_table(caller: Caller, scope: Scope, request: Request) -> None:
     table = request.arguments[0] if request.arguments else None
+    if request.call == "now" and table is None:
+        return  # the time is no secret
     if type(table) is not int or table != scope.table or "table" in request.named:
         raise beyond(caller, f"the call {request.call} of another table")
 
