@@ -18,16 +18,11 @@ from lowmark.errors import Rejected
 from lowmark.metastore import MetastoreOutdated
 from lowmark.node import DEFAULT_ENDPOINT, Guard, Node, NodeOptions, check_directory, data_path
 from lowmark.node.addresses import place_of
+from lowmark.node.tls import only_tls_1_3
 from lowmark.server.on_node import attach
 
 SWITCH_INTERVAL_SECONDS = 0.0005
 """At Python's default of 5 ms, a thread that syncs waits ten times longer beside a busy one."""
-
-
-TLS_1_3_ALONE = "ECDHE-PSK-AES128-CBC-SHA"
-"""The suites of TLS 1.2 that gRPC offers: one that needs a key which nobody has. So no handshake
-of 1.2 ends; the suites of 1.3 are separate.
-"""
 
 
 def serve(
@@ -154,7 +149,7 @@ def serve(
     Example: lowmark serve --data n2 --listen 127.0.0.1:6572 --join 127.0.0.1:6570
     """
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
-    os.environ["GRPC_SSL_CIPHER_SUITES"] = TLS_1_3_ALONE
+    only_tls_1_3()
     with wrong_use():
         data = data_path(data) if data.strip() else data
         others = advertise or peers or advertise_peers or insecure or join or name or attribute
