@@ -7,7 +7,6 @@ second thread hears what the bench asks.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -16,9 +15,10 @@ from pathlib import Path
 from benchmarks.server_wire import Order, Rested, There
 from clusters.processes import Parent
 from lowmark.backend.attached import Attached
-from lowmark.cli.serve import SWITCH_INTERVAL_SECONDS, TLS_1_3_ALONE
+from lowmark.cli.serve import SWITCH_INTERVAL_SECONDS
 from lowmark.log import LogConfig
 from lowmark.node import Node, NodeOptions, Settings
+from lowmark.node.tls import only_tls_1_3
 from lowmark.server.endpoint import Endpoint
 from lowmark.server.on_node import attach
 
@@ -32,7 +32,7 @@ def main() -> None:
     tls, tokens = (*sys.argv[3:], "", "")[:2]
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     Path(data).mkdir(exist_ok=True)
-    os.environ["GRPC_SSL_CIPHER_SUITES"] = TLS_1_3_ALONE
+    only_tls_1_3()
     options = NodeOptions(data=data, listen="127.0.0.1:0", tls=tls, tokens=tokens == "tokens")
     node = Node(options, Settings(log=LogConfig(wal_bytes_max=wal_bytes)))
     loop = threading.current_thread()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -85,6 +86,38 @@ def test_one_command_starts_a_cluster_and_ends_it_and_it_is_there_again(tmp_path
         process.communicate()
 
 
+@pytest.mark.slow
+@pytest.mark.release  # shorter: the test above, and tests/server/test_tls.py
+def test_the_nodes_of_one_command_may_have_tls_and_tokens(tmp_path: Path) -> None:
+    tls, data = tmp_path / "tls", tmp_path / "data"
+    words = ("--dev", "2", "--listen", free_base(), "--tls", str(tls), "--tokens")
+    certificates = []
+    for _ in range(2):  # and it starts again with what was made
+        process = dev(data, *words)
+        try:
+            assert process.stdout is not None
+            lines = [process.stdout.readline() for _ in range(3)]
+            # the command that it shows works
+            assert "2 nodes are up" in lines[-1], lines
+            shown = shlex.split(lines[-1].partition("Try: lowmark ")[2])
+            done = CliRunner().invoke(app, [*shown, "--json"])
+            assert done.exit_code == 0, done.output
+            nodes = json.loads(done.stdout)["nodes"]
+            assert [(node["name"], node["up"]) for node in nodes] == [("n1", True), ("n2", True)]
+            # and no one gets in without the token, or without the authority
+            where = ["--node", nodes[1]["door"], "--ca", str(tls / "ca.pem")]
+            refused = CliRunner().invoke(app, ["status", *where])
+            assert "asks for a token" in refused.stderr
+            where = ["--node", nodes[1]["door"].removeprefix("lowmark+tls://")]
+            refused = CliRunner().invoke(app, ["status", *where])
+            assert "speaks TLS" in refused.stderr
+            certificates.append((tls / "n2" / "cert.pem").read_bytes())
+        finally:
+            process.terminate()
+            process.communicate()
+    assert certificates[0] == certificates[1]
+
+
 @pytest.mark.parametrize(
     ("words", "wrong"),
     [
@@ -92,6 +125,8 @@ def test_one_command_starts_a_cluster_and_ends_it_and_it_is_there_again(tmp_path
         (("--dev", "10"), "too many"),
         (("--dev", "2", "--join", "127.0.0.1:1"), "--dev starts nodes of its own"),
         (("--dev", "2", "--listen", "8.8.8.8:1"), "loopback"),
+        (("--dev", "2", "--listen", "8.8.8.8:1", "--tokens"), "no TLS"),
+        (("--dev", "2", "--tls", "t", "--tls-mode", "allow"), "--dev starts nodes of its own"),
         (("--dev", "2", "--listen", "127.0.0.1:0"), "needs a port"),
     ],
 )

@@ -161,7 +161,7 @@ def test_with_tls_an_address_that_others_reach_lacks_tokens_alone(authority: Aut
     [
         (("--tls-mode", "allow"), "--tls-mode allow needs certificates"),
         (("--tls", "x", "--tls-mode", "maybe"), "--tls-mode can't be 'maybe'"),
-        (("--tls", "x", "--dev", "3"), "--dev starts nodes of its own"),
+        (("--tls", "x", "--tls-mode", "allow", "--dev", "3"), "--dev starts nodes of its own"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(

@@ -3,6 +3,9 @@
 Each node is a process of its own, as by `lowmark serve`: it can be killed and started by hand
 while the others go on. A second start with the same directory finds its nodes there again; they
 are started together, since none of them is ready before a majority is.
+
+With TLS, an authority in a directory of its own issues what they need: it is on the machine of the
+nodes, where the authority of a cluster that matters is not.
 """
 
 from __future__ import annotations
@@ -10,30 +13,43 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import FrameType
 from typing import Final
 
 from lowmark.cli.session import wrong_use
+from lowmark.cli.tls import needed
 from lowmark.errors import Rejected, Unavailable
 from lowmark.formatting import counted, verb
+from lowmark.node.first_token import PATH as FIRST_TOKEN
 from lowmark.runtime import host_and_port
+from lowmark.runtime.certificates import WARN_DAYS
+from lowmark.runtime.network import TLS_SCHEME
 
 NODES_MAX: Final = 9
 _STOP_S = 15.0
 
 
-def serve_dev(count: int, data: str, listen: str, *, as_json: bool) -> None:
-    """Run nodes until Ctrl-C or SIGTERM, or until all have ended."""
+def serve_dev(
+    count: int, data: str, listen: str, *, tls: str = "", tokens: bool = False, as_json: bool
+) -> None:
+    """Run nodes until Ctrl-C or SIGTERM, or until all have ended. `tls`: the directory of their
+    authority.
+    """
     with wrong_use():
         if not 1 <= count <= NODES_MAX:
             raise Rejected(f"--dev {count} is too many or too few", hint=f"Use 1 to {NODES_MAX}.")
         addresses = _addresses(listen, count)
-    cluster = _Cluster()
+    if tls:
+        _issue(tls, [f"n{at}" for at in range(1, count + 1)], host_and_port(listen)[0])
+    token_file = str(Path(data) / "n1" / FIRST_TOKEN) if tokens else ""
+    cluster = _Cluster(tls, token_file)
 
     def stop(number: int, frame: FrameType | None) -> None:
         del number, frame
@@ -60,7 +76,10 @@ def serve_dev(count: int, data: str, listen: str, *, as_json: bool) -> None:
         else:
             if not as_json:
                 up = f"{counted(count, 'node')} {verb(count, 'are')} up. Ctrl-C ends all of them."
-                print(f"{up} Try: lowmark status --node {first}", flush=True)
+                words = ["--node", f"{TLS_SCHEME if tls else ''}{first}"]
+                words += ["--ca", f"{tls}/ca.pem"] if tls else []
+                words += ["--token-file", token_file] if tokens else []
+                print(f"{up} Try: lowmark status {shlex.join(words)}", flush=True)
         cluster.wait()
     finally:
         cluster.stop()
@@ -79,6 +98,22 @@ def _addresses(listen: str, count: int) -> list[str]:
     return [f"{shown}:{port + 2 * at}" for at in range(count)]
 
 
+def _issue(folder: str, names: list[str], host: str) -> None:
+    """A certificate for each node that has none for this host, or one that ends soon, by an
+    authority that is made if there is none.
+    """
+    with needed():
+        from lowmark.authority import Authority  # noqa: PLC0415 (it is optional)
+    there = (Path(folder) / "ca.key").exists() and (Path(folder) / "ca.pem").exists()
+    authority = Authority.of(folder) if there else Authority.found(folder)
+    soon_ms = (time.time() + WARN_DAYS * 86_400) * 1_000
+    for name in names:
+        before = authority.issued(name)[-1:]
+        good = [one for one in before if one.hosts == (host,) and one.ends_at_ms > soon_ms]
+        if not good or not (Path(folder) / name / "cert.pem").exists():
+            authority.issue(name, [host])
+
+
 def _say(facts: dict[str, object], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(facts, ensure_ascii=False), flush=True)
@@ -90,14 +125,19 @@ def _say(facts: dict[str, object], *, as_json: bool) -> None:
 class _Cluster:
     """The nodes' processes."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: str, token_file: str) -> None:
+        self._tls = tls
+        self._token_file = token_file
         self._processes: dict[str, subprocess.Popen[str]] = {}
         self._stopping = False
 
     def start(self, name: str, data: Path, listen: str, *, join: str = "") -> None:
         """Start a node."""
         words = ["serve", "--data", str(data), "--listen", listen, "--name", name, "--json"]
+        words += ["--tls", f"{self._tls}/{name}"] if self._tls else []
+        words += ["--tokens"] if self._token_file else []
         words += ["--join", join] if join else []
+        words += ["--token-file", self._token_file] if join and self._token_file else []
         self._processes[name] = subprocess.Popen(
             [sys.executable, "-m", "lowmark", *words],
             stdin=subprocess.DEVNULL,

@@ -18,16 +18,11 @@ from lowmark.errors import Rejected
 from lowmark.metastore import MetastoreOutdated
 from lowmark.node import DEFAULT_ENDPOINT, Guard, Node, NodeOptions, check_directory, data_path
 from lowmark.node.addresses import place_of
+from lowmark.node.tls import only_tls_1_3
 from lowmark.server.on_node import attach
 
 SWITCH_INTERVAL_SECONDS = 0.0005
 """At Python's default of 5 ms, a thread that syncs waits ten times longer beside a busy one."""
-
-
-TLS_1_3_ALONE = "ECDHE-PSK-AES128-CBC-SHA"
-"""The suites of TLS 1.2 that gRPC offers: one that needs a key which nobody has. So no handshake
-of 1.2 ends; the suites of 1.3 are separate.
-"""
 
 
 def serve(
@@ -148,27 +143,27 @@ def serve(
     process starts itself again, and says once more that it is ready.
 
     With --dev 3, three nodes are started, each in a process of its own, and all end with this one.
+    Then --tls DIR names an authority (lowmark tls init), which is made if it is not there, and
+    which issues their certificates.
 
     Example: lowmark serve --data n2 --listen 127.0.0.1:6572 --join 127.0.0.1:6570
     """
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
-    os.environ["GRPC_SSL_CIPHER_SUITES"] = TLS_1_3_ALONE
+    only_tls_1_3()
     with wrong_use():
         data = data_path(data) if data.strip() else data
-        others = (
-            advertise or peers or advertise_peers or insecure or join or name or attribute or tls
-        )
-        if dev is not None and (others or tokens or rack is not None):
+        others = advertise or peers or advertise_peers or insecure or join or name or attribute
+        if dev is not None and (others or rack is not None or tls_mode != "require"):
             raise Rejected(
                 "--dev starts nodes of its own: they have no other options",
-                hint="Leave out all but --data, --listen, --dev and --json.",
+                hint="Leave out all but --data, --listen, --tls, --tokens, --dev and --json.",
             )
     if dev is not None:
         with wrong_use():
             if not data.strip():
                 raise Rejected("--data names no directory", hint="Write --data ./try.")
-            place_of(listen, guard=Guard())
-        serve_dev(dev, data, listen, as_json=as_json)
+            place_of(listen, guard=Guard(tls=bool(tls), tokens=tokens))
+        serve_dev(dev, data, listen, tls=tls, tokens=tokens, as_json=as_json)
         return
     options = NodeOptions(
         data=data,

@@ -41,7 +41,7 @@ def init(folder: _Folder, as_json: Json = False) -> None:
 
     Example: lowmark tls init ./tls
     """
-    with _needed():
+    with needed():
         from lowmark.authority import Authority  # noqa: PLC0415 (it is optional)
     made = Authority.found(folder)
     ends = made.certificate.not_valid_after_utc
@@ -77,7 +77,7 @@ def issue(
 
     Example: lowmark tls issue ./tls n1 --host n1.example --host 10.0.0.7
     """
-    with _needed():
+    with needed():
         from lowmark.authority import Authority  # noqa: PLC0415 (it is optional)
     issued = Authority.of(folder).issue(name, host or (), days=days)
     if as_json:
@@ -112,7 +112,7 @@ def revoke(folder: _Folder, name: _Name, as_json: Json = False) -> None:
 
     Example: lowmark tls revoke ./tls n3
     """
-    with _needed():
+    with needed():
         from lowmark.authority import Authority  # noqa: PLC0415 (it is optional)
     done = Authority.of(folder).revoke(name)
     if as_json:
@@ -141,7 +141,7 @@ def show(
 
     Example: lowmark tls show ./tls
     """
-    with _needed():
+    with needed():
         from lowmark.authority import shown_at  # noqa: PLC0415 (it is optional)
         from lowmark.authority.showing import Shown  # noqa: PLC0415
     found: list[Shown] = shown_at(path)
@@ -168,7 +168,7 @@ def show(
 
 
 @contextlib.contextmanager
-def _needed() -> Iterator[None]:
+def needed() -> Iterator[None]:
     """What is missing by its name; any other failure of an import as it is."""
     try:
         yield

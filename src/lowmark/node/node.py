@@ -270,6 +270,8 @@ class Node:
             self.peers_place = Place(transport.listens_at, transport.address)
             """Where it is for other nodes."""
             self.loop.around = self.groups.turn
+            self.of_servers: list[Callable[[], list[str]]] = []
+            """What is wrong with servers of this process that a program has started."""
             self.tls = NodeTls(options.tls, options.speaks_tls, runtime.network)
             self._server = None if options.embedded else self._listener(options)
             if self._server is not None:
@@ -565,7 +567,8 @@ class Node:
 
     def _of_tls(self) -> list[str]:
         """What is wrong with its certificates, or will be soon; and whom it does not believe."""
-        return self.tls.problems(self.groups.transport.refused)
+        served = [one for problems in self.of_servers for one in problems()]
+        return [*self.tls.problems(self.groups.transport.refused), *served]
 
     def _said(self, address: str) -> str:
         """As clients are told it: an address says whether its server speaks TLS."""

@@ -45,7 +45,7 @@ class _Found(NamedTuple):
 
 
 class Certificates:
-    """Of one node. Everything but `_look` is on the loop."""
+    """Of one node, or one server. Everything but `_look` and `end` is on the loop."""
 
     def __init__(self, loop: RealLoop, files: TlsFiles, *, look_ms: float = LOOK_MS) -> None:
         self._loop = loop
@@ -54,6 +54,7 @@ class Certificates:
         self._hosts: tuple[str, ...] = ()
         self._unusable: TlsUnusable | None = None
         self._listeners: list[Callable[[], None]] = []
+        self._ended = False
         self._lane = loop.lane("certificates", may_hang=True)
         self._marks = _marks(files)
         self.tls = _read_at_start(files)
@@ -93,9 +94,15 @@ class Certificates:
                 found.append(f"the {end.what} in {end.path} ends in {left}, on {day}")
         return found
 
+    def end(self) -> None:
+        """Look no more; on any thread."""
+        self._ended = True
+
     # -- looking ------------------------------------------------------------------------------
 
     def _look_later(self) -> None:
+        if self._ended:
+            return
         self._loop.call_later(self._look_ms, self._look_now)
 
     def _look_now(self) -> None:

@@ -37,11 +37,12 @@ from typing import TYPE_CHECKING
 from lowmark.faces import face
 
 if TYPE_CHECKING:
+    from lowmark.node.tls import only_tls_1_3
     from lowmark.server.endpoint import HOLD_MS
     from lowmark.server.limits import Limits
     from lowmark.server.noting import OwnerNote
     from lowmark.server.server import Server
 
-__all__ = ["HOLD_MS", "Limits", "OwnerNote", "Server"]
+__all__ = ["HOLD_MS", "Limits", "OwnerNote", "Server", "only_tls_1_3"]
 
 __getattr__, __dir__ = face(__name__)

@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections import ChainMap
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,7 +22,7 @@ from lowmark.backend.exits import at_exit, come_first
 from lowmark.backend.forks import check_fork, made
 from lowmark.backend.protocol import CALL, HELLO
 from lowmark.client import Database
-from lowmark.errors import LowmarkError
+from lowmark.errors import LowmarkError, Rejected
 from lowmark.formatting import insecure_words
 from lowmark.node.action import Action, Call
 from lowmark.node.addresses import Guard, Place, place_of
@@ -29,12 +30,18 @@ from lowmark.node.callers import calling
 from lowmark.node.listener import Listener
 from lowmark.node.owner import SCHEME
 from lowmark.node.strangers import Door
-from lowmark.runtime import host_and_port
+from lowmark.node.tls import ServedCertificates
+from lowmark.runtime import TlsFiles, host_and_port
+from lowmark.runtime.certificates import Certificates
+from lowmark.runtime.network import TLS_SCHEME
 from lowmark.server.endpoint import HOLD_MS, Endpoint, served
 from lowmark.server.limits import Limits
 from lowmark.server.sessions import Holding
 
 logger = logging.getLogger(__name__)
+
+_WATCH_S = 10.0
+"""How long the node of a database may take to read certificates."""
 
 
 class Server:
@@ -43,9 +50,11 @@ class Server:
     `address` is `host:port` on this machine (port 0: a free one), or `unix:PATH`; a socket at that
     path must be no other process's. One that other machines can reach is refused (`NotLoopback`),
     unless `insecure` says that all of them may read and change all data. `advertise` is what Flight
-    clients are told to connect to, if that is not `address`. With `tokens`, it takes only calls
-    that show a token, which `db.tokens` makes. The database stays open when the server is closed.
-    `on_held` is told which clients hold anything (see `Sessions`).
+    clients are told to connect to, if that is not `address`. `tls` is a folder with cert.pem,
+    key.pem and ca.pem, as `lowmark tls issue` makes it: clients connect by TLS alone, and new files
+    are taken up within a second or two. With `tokens`, it takes only calls that show a token, which
+    `db.tokens` makes. The database stays open when the server is closed. `on_held` is told which
+    clients hold anything (see `Sessions`).
     """
 
     def __init__(
@@ -55,6 +64,7 @@ class Server:
         *,
         advertise: str = "",
         insecure: bool = False,
+        tls: str | os.PathLike[str] = "",
         tokens: bool = False,
         limits: Limits | None = None,
         hold_ms: int = HOLD_MS,
@@ -64,26 +74,44 @@ class Server:
         check_fork(address)
         location_of(address)  # refuses what is none
         path = unix_path(address)
-        place, guard = Place(address, address), Guard(insecure=insecure, tokens=tokens)
+        place = Place(address, address)
+        guard = Guard(insecure=insecure, tls=bool(tls), tokens=tokens)
         if path is None:
             place = place_of(address, advertise, guard=guard)
+        elif tls:
+            raise Rejected(
+                "a server on a Unix socket speaks no TLS", hint="Nothing of it leaves the machine."
+            )
         self._lock = threading.Lock()
         self._closed = False
         callers = backend.node.tokens_of_callers
         if tokens:
             backend.node.bridge.call(callers.ask)
-        self.listener = Listener(
-            place.listens_at if path is None else f"{SCHEME}{path}",
-            callers=callers if tokens else None,
-            door=Door() if tokens else None,
-            on_open=_opened,
-        )
+        self._node = backend.node
+        self._problems: Callable[[], list[str]] = list
+        self._watched = self._watch(os.fspath(tls), place) if tls else None
+        certificates = None if self._watched is None else ServedCertificates(self._watched)
+        try:
+            self.listener = Listener(
+                place.listens_at if path is None else f"{SCHEME}{path}",
+                callers=callers if tokens else None,
+                certificates=None if certificates is None else certificates.shown,
+                door=Door() if tokens else None,
+                on_open=_opened,
+            )
+        except BaseException:
+            self._end_watch()
+            raise
+        if certificates is not None:
+            self._problems = certificates.problems
+            backend.node.bridge.call(partial(certificates.follow, self.listener))
+            backend.node.of_servers.append(self._problems)
         if path is None:
             place = place.with_port(host_and_port(self.listener.address)[1])
         open_at = guard.open_at(place) if path is None else ()
         if open_at:
             logger.warning(insecure_words(f"the server at {place.listens_at}", open_at))
-        self.address = place.advertised
+        self.address = f"{TLS_SCHEME if tls else ''}{place.advertised}"
         """Where clients reach it; a port 0 has been replaced by the real one."""
         _open.add(self)
         try:
@@ -97,6 +125,7 @@ class Server:
                 on_held=on_held,
             )
         except BaseException:
+            self._end_watch()
             self.listener.close()
             raise
         # What may be asked of the node itself, as of one that is served: all that there is by then.
@@ -104,6 +133,27 @@ class Server:
         self.listener.offer_to_ours({one: self._action(one) for one in (HELLO, CALL)})
         self.listener.data = self.endpoint
         self.listener.starting = False
+
+    def _watch(self, folder: str, place: Place) -> Certificates:
+        """The certificates in a folder, looked at by the node of the database."""
+        files = TlsFiles.of_folder(folder)
+
+        def watch() -> Certificates:
+            watched = Certificates(self._node.loop, files)
+            try:
+                watched.check_ours(host_and_port(place.advertised)[0])
+            except BaseException:
+                watched.end()
+                raise
+            return watched
+
+        return self._node.bridge.ask_now(watch, timeout_s=_WATCH_S)
+
+    def _end_watch(self) -> None:
+        if self._watched is not None:
+            self._watched.end()
+            with contextlib.suppress(ValueError):
+                self._node.of_servers.remove(self._problems)
 
     def _action(self, name: str) -> Action:
         def act(body: bytes, call: Call) -> Iterable[bytes]:
@@ -123,6 +173,7 @@ class Server:
                 return
             self._closed = True
         _open.discard(self)
+        self._end_watch()
         self.listener.close()
 
     def __enter__(self) -> Self:
