@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from clusters.places import in_hosts, world
+from clusters.places import in_hosts, in_real_store, world
 from hosts.between import passes_between_hosts
 from hosts.hosts import why_none
 from running import Runner, group_of, longest_first, shared_in_module
@@ -97,19 +97,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add = parser.getgroup("lowmark").addoption
     add("--hosts", action="store_true", help="have each node in a host of its own")
     add("--store", action="store_true", help="with --hosts: have ledgers in an object store")
+    add("--real-store", action="store_true", help="have ledgers in versitygw, which can be killed")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_cmdline_main(config: pytest.Config) -> Iterator[None]:
     """Go into a host before there is a second thread, and stay there."""
-    if not config.option.hosts or getattr(config.option, "numprocesses", None):
+    asked = config.option
+    if not (asked.hosts or asked.real_store) or getattr(asked, "numprocesses", None):
         return (yield)  # with several processes, each that runs tests comes here by itself
-    if why_none():
+    if asked.hosts and why_none():
         raise pytest.UsageError(f"no hosts: {why_none()}")
-    with (
-        tempfile.TemporaryDirectory(prefix="lowmark-hosts-") as folder,
-        in_hosts(Path(folder), store=config.option.store),
-    ):
+    with tempfile.TemporaryDirectory(prefix="lowmark-hosts-") as name, ExitStack() as ends:
+        folder = Path(name)
+        if asked.hosts:
+            ends.enter_context(in_hosts(folder, store=asked.store, real=asked.real_store))
+        else:
+            ends.enter_context(in_real_store(folder))
         return (yield)
 
 

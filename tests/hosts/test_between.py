@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hosts.between import TESTS, passes_between_hosts
+from hosts.between import TESTS, passes_alone, passes_between_hosts
+from ledger.stores import with_real_store
 
 ENDS_S = 1_500.0
 
@@ -43,3 +44,14 @@ def test_a_cluster_between_hosts(words: tuple[str, ...], tmp_path: Path) -> None
 @pytest.mark.spark
 def test_spark_between_hosts_that_have_no_file_in_common(tmp_path: Path) -> None:
     passes_between_hosts(tmp_path, "--store", str(TESTS / "frames/test_cluster.py"), ends_s=ENDS_S)
+
+
+# Between hosts, what a task needs of its driver's files would be missing. The shorter relative is
+# ledger/test_real_object_store, without nodes and Spark.
+@pytest.mark.spark
+@with_real_store
+@pytest.mark.parametrize("where", ["loopback", "hosts"])
+def test_a_store_that_is_lost_under_three_nodes_and_spark(where: str, tmp_path: Path) -> None:
+    words = ("--real-store", str(TESTS / "frames/test_store_lost.py"))
+    run = passes_alone if where == "loopback" else passes_between_hosts
+    run(tmp_path, *words, ends_s=ENDS_S)

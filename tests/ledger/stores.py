@@ -23,8 +23,10 @@ from pyarrow import fs
 from clusters.ports import free_ports
 from clusters.processes import Children, Program
 from eventually import eventually
+from hosts.hosts import Host
 
 BUCKET = "lowmark"
+PORT = 9000
 KEY, SECRET = "KEYID", "SECRET"
 
 
@@ -45,6 +47,17 @@ def _make_bucket(endpoint: str) -> None:
         connect_timeout=1.0,
         request_timeout=1.0,
     ).create_dir(BUCKET)
+
+
+@contextlib.contextmanager
+def keys_shown() -> Iterator[None]:
+    """Have this process, and all that it starts, show the right keys."""
+    keys = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
+    keys["AWS_EC2_METADATA_DISABLED"] = "true"
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in keys.items():
+            environment.setenv(name, value)
+        yield
 
 
 @contextlib.contextmanager
@@ -74,12 +87,14 @@ with_real_store = pytest.mark.skipif(
 class RealStore:
     """A server of S3's protocol in a process of its own, with one bucket."""
 
-    def __init__(self, children: Children, folder: Path) -> None:
+    def __init__(self, children: Children, folder: Path, *, host: Host | None = None) -> None:
+        """On loopback, or in a host that sees this folder."""
         self._children = children
         self._folder = folder
         (folder / BUCKET).mkdir(parents=True)  # a folder at the top is a bucket
-        self._port = free_ports(1)[0]
-        self.endpoint = f"127.0.0.1:{self._port}"
+        self._host = host
+        self._at = ("127.0.0.1", free_ports(1)[0]) if host is None else (host.address, PORT)
+        self.endpoint = "{}:{}".format(*self._at)
         self._process: Program
         self.start()
 
@@ -94,14 +109,20 @@ class RealStore:
         assert program is not None
         options = ["--port", self.endpoint, "--access", KEY, "--secret", secret, "--quiet"]
         command = [program, *options, "posix", str(self._folder)]
+        if self._host is not None:
+            command = self._host.command(command)
         self._process = self._children.start_program(command, name="store")
         eventually(self._answers)
 
     def _answers(self) -> bool:
         self._process.check()
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._port), 1):
+        with contextlib.suppress(OSError), socket.create_connection(self._at, 1):
             return True
         return False
+
+    def location(self, folder: str) -> str:
+        """Where a database has its ledgers there."""
+        return location(self.endpoint, folder)
 
     def kill(self) -> None:
         """End it with -9."""

@@ -61,6 +61,7 @@ from lowmark.ledger.manifest import (
 from lowmark.ledger.policy import Fate, Room, fates
 from lowmark.ledger.rule import LAST_ROW, Rule, deletes_to_drop
 from lowmark.ledger.tail import Source, Tail, TailReader
+from lowmark.runtime.disk import StoreFailed
 from lowmark.runtime.store import Store
 from lowmark.table import (
     CHANGE,
@@ -322,8 +323,12 @@ class _Job:
         stems = [f"{self.folder}/{self.token}-{number}" for number in range(self.files)]
         files = [f"{stem}{ending}" for stem in stems for ending in (".parquet", ".keys")]
         for path in (self._manifest_path, *files):
-            with contextlib.suppress(LowmarkError):  # what failed before is what is told
+            try:
                 self.store.delete(path)
+            except StoreFailed:
+                return  # each call would take seconds; a sweep finds what is left
+            except LowmarkError:
+                continue  # what failed before is what is told
 
     @property
     def _manifest_path(self) -> str:
