@@ -1,4 +1,4 @@
-"""Flight clients with none of our code, at a node with TLS and tokens: Go's, and pyarrow's."""
+"""Flight clients with none of our code, with TLS and tokens: Go's and pyarrow's."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from lowmark.authority import Authority
 from lowmark.client import Database
 from lowmark.tokens import drawn
 from server.nodes import COLUMNS, Nodes
+from server.world import Served
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "flight-go"
@@ -156,15 +157,29 @@ def test_go_hears_the_codes_that_the_guide_lists(
     assert "ColumnRefused" in unfit.stderr
 
 
-def test_pyarrow_lists_reads_and_appends_with_tls_and_a_token(db: Database, node: Closed) -> None:
-    table = db.create_table("arrow", COLUMNS, key="id", partitions=2)
-    roots = Path(node.ca or "").read_bytes()
-    options = flight.FlightCallOptions(
-        headers=[(b"authorization", f"Bearer {node.token}".encode())]
-    )
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    authority = Authority.found(str(tmp_path / "tls"))
+    authority.issue("n0", ["127.0.0.1"])
+    return authority
+
+
+@pytest.fixture
+def served(tmp_path: Path, authority: Authority) -> Iterator[Served]:
+    with Served(tmp_path / "data", tls=f"{authority.folder}/n0", tokens=True) as served:
+        yield served
+
+
+def test_pyarrow_lists_reads_and_appends_with_tls_and_a_token(
+    served: Served, authority: Authority
+) -> None:
+    table = served.db.create_table("arrow", COLUMNS, key="id", partitions=2)
+    roots = Path(authority.folder, "ca.pem").read_bytes()
+    token = served.db.tokens.create("arrow").token
+    options = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {token}".encode())])
     where = flight.FlightDescriptor.for_path("arrow")
     rows = pa.table({"id": range(1_000), "status": ["new"] * 1_000})
-    url = f"grpc+tls://{node.address(0)}"
+    url = served.address.replace("lowmark", "grpc")
     with flight.FlightClient(url, tls_root_certs=roots) as client:
         assert b"arrow" in [one.descriptor.path[0] for one in client.list_flights(b"", options)]
         writer, answers = client.do_put(where, rows.schema, options)
@@ -184,7 +199,7 @@ def test_pyarrow_lists_reads_and_appends_with_tls_and_a_token(db: Database, node
         wrong = [(b"authorization", f"Bearer {drawn().reveal()}".encode())]
         with pytest.raises(flight.FlightUnauthenticatedError, match="TokenUnknown"):
             client.get_flight_info(where, flight.FlightCallOptions(headers=wrong))
-    other = Authority.found(f"{node.authority.folder}-other")
+    other = Authority.found(f"{authority.folder}-other")
     with (
         flight.FlightClient(
             url, tls_root_certs=Path(other.folder, "ca.pem").read_bytes()
