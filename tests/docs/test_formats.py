@@ -14,7 +14,7 @@ from docs.pages import FORMATS, LAYOUT, blocks, layouts, tables
 from lowmark.backend import protocol
 from lowmark.errors import LowmarkError
 from lowmark.fault import FAULT_BYTES_MAX, Fault, encode_fault
-from lowmark.group import envelope, rejoin, wire
+from lowmark.group import clocks, envelope, rejoin, wire
 from lowmark.log import (
     CompactionRun,
     Damaged,
@@ -91,6 +91,7 @@ CODE: dict[tuple[str, str], tuple[list[struct.Struct], int]] = {
     ("frames.md", "Hello head"): ([frames._HELLO], frames._HELLO.size),
     ("flight.md", "Request head"): ([protocol._HEAD], protocol._HEAD.size),
     ("flight.md", "Place"): ([protocol._NUMBER], protocol._NUMBER.size),
+    ("time.md", "The service `node.clock`"): ([clocks._ANSWER], clocks._ANSWER.size),
     ("frames.md", "Frame header"): ([frames._HEADER], FRAME_HEADER_BYTES),
 }
 
