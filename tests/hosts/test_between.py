@@ -49,9 +49,10 @@ def test_spark_between_hosts_that_have_no_file_in_common(tmp_path: Path) -> None
 # Between hosts, what a task needs of its driver's files would be missing. The shorter relative is
 # ledger/test_real_object_store, without nodes and Spark.
 @pytest.mark.spark
+@pytest.mark.timeout(2 * ENDS_S + 60)
 @with_real_store
 @pytest.mark.parametrize("where", ["loopback", "hosts"])
 def test_a_store_that_is_lost_under_three_nodes_and_spark(where: str, tmp_path: Path) -> None:
     words = ("--real-store", str(TESTS / "frames/test_store_lost.py"))
     run = passes_alone if where == "loopback" else passes_between_hosts
-    run(tmp_path, *words, ends_s=ENDS_S)
+    run(tmp_path, *words, ends_s=2 * ENDS_S)
