@@ -182,11 +182,19 @@ def read_what_was_never_written(history: History) -> None:
 
 
 def scan_stale(history: History) -> None:
-    for _, ended in reversed(list(history.done("scan"))):
-        last = pieces(ended, 2)
-        if last and len(last[-1][2]) > 5 and ended.value["end"][2][0] == 2:
+    """The last rows are missing, one of them acknowledged before the scan began."""
+    acknowledged = [
+        (ended.time, part[1] + part[2])
+        for _, ended in history.done("append")
+        for part in ended.value["parts"]
+        if part[0] == 2
+    ]
+    for begun, ended in history.done("scan"):
+        least = max((end for time, end in acknowledged if time < begun.time), default=0)
+        last, end = pieces(ended, 2), ended.value["end"][2]
+        if last and end[0] == 2 and least > end[1] - 5 and len(last[-1][2]) > 5:
             del last[-1][2][-5:], last[-1][3][-5:]
-            ended.value["end"][2][1] -= 5
+            end[1] -= 5
             return
     raise AssertionError("no such scan")
 
@@ -243,10 +251,13 @@ def read_an_old_value_of_the_metastore(history: History) -> None:
 
 
 def swap_what_was_another_value(history: History) -> None:
+    """A swap says that it was not done, and its value is read."""
+    read = {ended.value[1] for _, ended in history.done("read", metastore=True)}
     for _, ended in history.done("cas", metastore=True):
-        if ended.value["done"]:
+        if ended.value["done"] and ended.value["new"] in read:
             ended.value["done"] = False
             return
+    raise AssertionError("no such swap")
 
 
 PLANTED: list[tuple[Callable[[History], None], str]] = [

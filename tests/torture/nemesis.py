@@ -50,6 +50,8 @@ TROUBLES = (
 )
 OPERATED = ("alter", "cut-catalog", "compact", "compact-and-kill", "move", "reset")
 """What an operator does (`operating`)."""
+NEED_OLD_TIMES = ("cut-catalog", "compact", "compact-and-kill")
+"""Which cut nothing while clients may still ask for every time there was."""
 BETWEEN_HOSTS = ("lossy", "hide-leader")
 """What else is done where each node is in a host of its own."""
 LOST = (0.02, 0.1)
@@ -88,7 +90,9 @@ class Nemesis:
     def draw(self) -> str:
         """The next trouble. Of what an operator does, a reset is the rarest: it takes longest."""
         if self._random.random() < _OPERATED_SHARE:
-            return self._random.choices(OPERATED, (2, 2, 2, 2, 2, 1))[0]
+            found = self._random.choices(OPERATED, (2, 2, 2, 2, 2, 1))[0]
+            too_early = not self._operator.old_times(self._as_of_s + _SURE_S)
+            return "alter" if too_early and found in NEED_OLD_TIMES else found
         return self._random.choice(TROUBLES if world() is None else TROUBLES + BETWEEN_HOSTS)
 
     def make(self, trouble: str) -> None:

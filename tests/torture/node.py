@@ -22,8 +22,10 @@ from typing import Any
 
 from lowmark.cli import main as lowmark
 from lowmark.runtime.real_loop import RealLoop
+from lowmark.server import on_node
 
 _AHEAD = struct.Struct("<q")
+HOLD_MS = 8_000
 
 
 def main() -> None:
@@ -49,6 +51,9 @@ def main() -> None:
             return await super().create_connection(factory, host, int(number), **more)
 
     asyncio.new_event_loop = Loop
+    # A node that was killed keeps history for its clients from before, for longer than a short run
+    # lasts: then nothing would ever be compacted. These clients ask for no time that is so old.
+    on_node.HOLD_MS = HOLD_MS  # type: ignore[attr-defined]
     faulthandler.register(signal.SIGUSR1)  # what its threads do, when it seems to do nothing
     sys.argv = ["lowmark", *sys.argv[3:]]
     lowmark()

@@ -27,6 +27,8 @@ OPERATOR = 900
 """The process of its calls, and where the ids of its rows begin."""
 SETTLED_S = 120.0
 """So long a move may take, and a reset."""
+WATERMARK_S = 15.0
+"""So long a run waits for the low watermark, which a node that was killed holds for a while."""
 _AGAIN_S = 0.1
 
 
@@ -92,9 +94,23 @@ class Operator:
                 state = f"{type(error).__name__}: {error}"
         self._cluster.did("compact", {"watermark": reached, "state": state})
 
+    def old_times(self, at_least_s: float) -> list[int]:
+        """Those that clients ask for no more: up to there history may be cut."""
+        return [at for then, at in self._times if time.monotonic() - then > at_least_s]
+
     def _advance(self, db: Database, at_least_s: float) -> int:
-        old = [at for then, at in self._times if time.monotonic() - then > at_least_s]
-        return db.advance_watermark(old[-1]).after if old else 0
+        old = self.old_times(at_least_s)
+        if not old:
+            return 0
+        ends_at = time.monotonic() + WATERMARK_S
+        while True:
+            moved = db.advance_watermark(old[-1])
+            if not moved.held_by or time.monotonic() > ends_at:
+                break
+            time.sleep(_AGAIN_S)
+        held = [f"{one}" for one in moved.held_by]
+        self._cluster.did("watermark", {"wanted": moved.wanted, "at": moved.after, "held_by": held})
+        return moved.after
 
     # -- moves ------------------------------------------------------------------------------------
 
