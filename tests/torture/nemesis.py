@@ -149,12 +149,12 @@ class Nemesis:
                 for number in cluster.numbers:
                     cluster.kill(number)
             case "alter":
-                self._operator.alter()
+                self._operated(self._operator.alter)
             case "cut-catalog":
-                self._operator.alter()
-                self._operator.cut_catalog(self._as_of_s + _SURE_S)
+                self._operated(self._operator.alter)
+                self._operated(lambda: self._operator.cut_catalog(self._as_of_s + _SURE_S))
             case "compact":
-                self._operator.compact(self._as_of_s + _SURE_S)
+                self._operated(lambda: self._operator.compact(self._as_of_s + _SURE_S))
             case "compact-and-kill":
                 self._compact_and_kill(leader)
             case "move":
@@ -174,6 +174,13 @@ class Nemesis:
         with suppress(LowmarkError):  # a clock may have been far ahead: then the next time will do
             self._operator.remember()
         self._say(f"{trouble} at node {leader}: {time.monotonic() - began:.1f} s")
+
+    def _operated(self, call: Callable[[], None]) -> None:
+        """An operator hears of an error by name, and goes on: what it has done is written down."""
+        try:
+            call()
+        except LowmarkError as error:
+            self._cluster.did("refused", f"{type(error).__name__}: {error}")
 
     def _compact_and_kill(self, leader: int) -> None:
         """A run begins, and a node dies under it."""

@@ -116,8 +116,13 @@ class Operator:
 
     def replicas(self, count: int) -> None:
         """Have each partition on so many nodes, and wait until it is."""
-        with self.connect() as db:
-            db.alter_zone("default", replicas=count)
+
+        def alter() -> None:
+            with self.connect() as db:
+                db.alter_zone("default", replicas=count)
+
+        # Where the answer does not come it is asked for again: twice is as good as once.
+        self._eventually(lambda: self._tried(alter), f"the zone has {count} replicas")
         self._cluster.did("replicas", {"count": count})
         self._settled(count)
 
