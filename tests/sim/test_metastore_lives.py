@@ -49,7 +49,7 @@ FOUND_BY = {
     "takes its snapshot later": (1, ("not of one moment",)),
     "changes the topology without a condition": (8, ("the topology went from", "its record is")),
     "holds nothing for watchers": (2, ("needs revisions from",)),
-    "sends nodes away by hearsay": (2, ("there is no peace", "for gone", "may go")),
+    "sends nodes away by hearsay": (19, ("there is no peace", "for gone", "may go")),
 }
 """The seed, and some of what may be said then."""
 
