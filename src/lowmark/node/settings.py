@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -364,6 +363,8 @@ def _find_file(
 
 
 def _read_file(path: Path) -> Mapping[str, Mapping[str, object]]:
+    import tomllib  # noqa: PLC0415 (few directories have a settings file)
+
     try:
         with path.open("rb") as opened:
             content = tomllib.load(opened)

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import logging
 import os
-import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -166,6 +165,8 @@ def named_profile(name: str) -> Profile:
 
 def profiles() -> dict[str, Profile]:
     """All profiles of the file, by name, as they stand there; none, if there is no file."""
+    import tomllib  # noqa: PLC0415 (few commands name a profile)
+
     path = profiles_file()
     try:
         with open(path, "rb") as file:
