@@ -35,9 +35,7 @@ from lowmark.client.checking import (
     whole,
 )
 from lowmark.client.cursors import Cursors
-from lowmark.client.distant_lookup import DistantLookup
 from lowmark.client.edges import edge, raise_by_name
-from lowmark.client.lookup import IndexSize, Lookup
 from lowmark.client.producer import Producer
 from lowmark.client.reading import BATCH_BYTES, Reader
 from lowmark.client.session import Session
@@ -67,6 +65,7 @@ if TYPE_CHECKING:
     import pyarrow.compute as pc
 
     from lowmark.client.altering import alterations
+    from lowmark.client.distant_lookup import DistantLookup
     from lowmark.client.explaining import (
         Explanation,
         KeyExplanation,
@@ -76,6 +75,7 @@ if TYPE_CHECKING:
     )
     from lowmark.client.exporting import Exported, ExportProgress, export_table
     from lowmark.client.history import HistoryLine, table_history
+    from lowmark.client.lookup import IndexSize, Lookup
     from lowmark.compaction.description import LedgerDescription
     from lowmark.compaction.repair import Rebuilt, Reconciled, rebuild_ledgers, reconcile_ledgers
     from lowmark.compaction.runner import Engine, Runners, as_before, read_way
@@ -83,6 +83,8 @@ if TYPE_CHECKING:
     from lowmark.compaction.verify import LedgerVerdict, verify_ledgers
     from lowmark.ledger import ReadWay, RunRecord
 else:
+    (DistantLookup,) = deferred("lowmark.client.distant_lookup", "DistantLookup")
+    (Lookup,) = deferred("lowmark.client.lookup", "Lookup")
     (alterations,) = deferred("lowmark.client.altering", "alterations")
     explain_key, explain_table = deferred(
         "lowmark.client.explaining", "explain_key", "explain_table"
