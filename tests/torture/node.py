@@ -17,6 +17,8 @@ import signal
 import struct
 import sys
 import time
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,18 @@ def main() -> None:
         return time.time_ns() // 1_000_000 + moved
 
     RealLoop.wall_ms = wall_ms  # type: ignore[method-assign, assignment]
+    run = RealLoop.run_until
+
+    def run_until(
+        loop: RealLoop, condition: Callable[[], bool], *, timeout_ms: float = 60_000
+    ) -> None:
+        try:
+            run(loop, condition, timeout_ms=timeout_ms)
+        except BaseException:
+            traceback.print_exc()  # the command says what has ended it, and not where
+            raise
+
+    RealLoop.run_until = run_until  # type: ignore[method-assign, assignment]
     ways = json.loads(Path(routes).read_text())
 
     class Loop(asyncio.SelectorEventLoop):

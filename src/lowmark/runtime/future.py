@@ -98,7 +98,7 @@ def when_all(futures: Sequence[Future[T]]) -> Future[list[T]]:
         left -= 1
         if future.error is not None:
             whole.reject(future.error)
-        elif not left:
+        elif not left and not whole.done:  # one that failed earlier has no value to ask for
             whole.resolve([one.result() for one in futures])
 
     for future in futures:
