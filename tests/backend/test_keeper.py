@@ -21,6 +21,7 @@ from lowmark.backend.keeper import Application, Keeper, Kept, _looked_at, ask, f
 from lowmark.backend.passing import make, secret_for
 from lowmark.client import Database
 from lowmark.errors import Rejected
+from lowmark.frames.showing import end_shown, shown_by_tasks
 from lowmark.tokens import Right, Secret
 from server.world import COLUMNS, Served
 
@@ -172,6 +173,57 @@ def test_a_keeper_whose_token_is_revoked_goes_on_with_nothing(
     java.wait()
     keeper.run()
     assert not (folder / here.name).exists()
+
+
+def test_a_keeper_renews_each_pass_by_the_token_that_made_it(
+    there: Database,
+    served: Served,
+    folder: Path,
+    java: subprocess.Popen[bytes],
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # given a pass of the token of yesterday, which the keeper has renewed
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: None)
+    here = application(java)
+    _, kept = planned(there, served, "yesterday")
+    ask(here, kept)
+    keeper = Keeper(folder / here.name, here)
+    eventually(lambda: keeper.look() or keeper._backends)  # type: ignore[func-returns-value]
+    # and the environment has another token by now, of which a plan has made a pass
+    monkeypatch.setenv("LOWMARK_TOKEN", served.db.tokens.create("today").token)
+    with lowmark.connect(served.address) as today:
+        secret, also = planned(today, served, "today")
+        ask(here, also)
+        keeper.look()
+        # when the token before it is revoked
+        served.db.tokens.revoke(request.node.name[:60])
+        passing.end(today.backend, secret.digest())
+        eventually(lambda: secret.digest() not in in_force(served))
+    # then the new pass is renewed
+    eventually(lambda: keeper.look() or secret.digest() in in_force(served))  # type: ignore[func-returns-value]
+    keeper.end()
+
+
+def test_a_write_does_not_fail_because_its_pass_can_not_be_forgotten(
+    there: Database,
+    served: Served,
+    folder: Path,
+    java: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # given a folder that other users may look into: its passes are not renewed
+    folder.mkdir(mode=0o700)
+    folder.chmod(0o755)
+    here = application(java)
+    monkeypatch.setattr(Application, "of_this_process", staticmethod(lambda: here))
+    shown = shown_by_tasks(there, "orders", Right.STAGE, what="a write")
+    digest = Secret(shown).digest()
+    assert digest in in_force(served)
+    # when the write is over
+    end_shown(there, shown)
+    # then its pass has ended
+    eventually(lambda: digest not in in_force(served))
 
 
 def test_rubbish_in_the_folder_is_passed_over(folder: Path, java: subprocess.Popen[bytes]) -> None:
