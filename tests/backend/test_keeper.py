@@ -106,7 +106,7 @@ def test_passes_are_renewed_until_their_application_ends(
             for one in passes(served)
         )
     )
-    # and in its folder is nothing that lets anyone in
+    # and its folder has neither the pass nor the token
     said = "".join(one.read_text() for one in own.iterdir())
     assert secret.reveal() not in said
     assert os.environ["LOWMARK_TOKEN"] not in said
