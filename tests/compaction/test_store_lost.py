@@ -37,7 +37,7 @@ GUIDE = "../guide/operate.md"
 HEADING = "When the store is lost"
 COLUMNS = {"id": "string", "v": "int64"}
 KEYS, ROWS, TAIL = 12, 24, 3
-"""So many keys are compacted, of so many rows; and so many keys more are in the backlog alone."""
+"""How many keys are compacted, how many rows they have, and how many keys only the backlog has."""
 
 
 def settings(place: Path) -> Settings:

@@ -32,7 +32,7 @@ from lowmark.ledger import files, tail
 CASES = int(os.environ.get("LOWMARK_FILTER_CASES", "100"))
 CASES_OF_A_TABLE = 100
 THE_WHOLE_WAY = 25
-"""One case of so many goes through a reader as Spark has it: pickled, with a task for each part."""
+"""One case in this many goes through a reader as Spark has it: pickled, a task for each part."""
 SEED = int(os.environ.get("LOWMARK_FILTER_SEED", "1"))
 COMPARED: dict[Any, Callable[[int], bool]] = {
     sp.EqualTo: lambda order: order == 0,

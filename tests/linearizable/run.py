@@ -29,7 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="linearizable")
     parser.add_argument("--history", type=Path, default=None, help="check this one")
     parser.add_argument(
-        "--runs", type=int, default=0, help="make so many histories, and check each"
+        "--runs", type=int, default=0, help="make this many histories, and check each"
     )
     parser.add_argument("--minutes", type=float, default=2.0, help="of each run")
     parser.add_argument(

@@ -30,6 +30,7 @@ from lowmark.errors import (
     LowmarkError,
     PassEnded,
     Rejected,
+    StagedRowsMissing,
     TableUnknown,
     TokenMissing,
 )
@@ -144,8 +145,11 @@ def test_a_pass_to_stage_stages_and_nothing_else(there: Database, served: Served
         # rows that readers would see at once are refused, and so is a commit, and a read
         with pytest.raises(LowmarkError, match="rows that are not staged"):
             task["orders"].append([{"id": 1_001, "status": "not staged"}])
-        with pytest.raises(BeyondPass):
+        with pytest.raises(StagedRowsMissing):  # it does not see whose rows are staged
             task["orders"].commit([staged], query="q", epoch=1)
+        commit = {0: Finish(staged.transaction, commit=True)}
+        with pytest.raises(BeyondPass, match="the command Finish"):
+            task.backend.propose(table_id(served), commit)
         with pytest.raises(BeyondPass):
             task["orders"].read(as_of="now")
         stage = task["orders"].stage()
@@ -155,6 +159,40 @@ def test_a_pass_to_stage_stages_and_nothing_else(there: Database, served: Served
     table.commit([staged], query="q", epoch=1)
     assert table.get(1_000) == {"id": 1_000, "status": "staged"}
     assert table.get(1_001) is None
+
+
+@pytest.mark.parametrize("right", [Right.READ, Right.STAGE])
+def test_a_pass_does_not_tell_the_numbers_of_other_writers(
+    there: Database, served: Served, right: Right
+) -> None:
+    # given rows that a writer stages, whose number would let others drop them
+    table = there["orders"]
+    with table.stage() as stage, a_pass(there, served, right) as given:
+        stage.append([{"id": 2_000, "status": "another's"}])
+        number = stage.staged().transaction
+        seen = there.backend.status(table_id(served))
+        assert any(number in one.staging.by_transaction for one in seen.values() if one.staging)
+        # when a task looks at the table
+        with lowmark.connect(served.address, token=given.shown) as task:
+            seen = task.backend.status(table_id(served))
+        # then it sees that rows are staged, and not whose they are
+        staging = [one.staging for one in seen.values() if one.staging]
+        assert sum(one.rows for one in staging) >= 1
+        assert not any(one.by_transaction for one in staging)
+        stage.abort()
+
+
+def test_a_pass_sees_the_files_of_its_table_alone(
+    there: Database, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, other = table_id(served), table_id(served, "others")
+    names = frozenset(f"table-{one}/0/manifest" for one in (own, other, int(f"{own}0")))
+    monkeypatch.setattr(served.backend, "files_in_use", lambda: names)
+    with (
+        a_pass(there, served) as given,
+        lowmark.connect(served.address, token=given.shown) as task,
+    ):
+        assert task.backend.files_in_use() == {f"table-{own}/0/manifest"}
 
 
 def test_a_pass_to_stage_stages_for_its_table_alone(there: Database, served: Served) -> None:

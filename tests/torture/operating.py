@@ -26,9 +26,9 @@ from torture.history import Recorder
 OPERATOR = 900
 """The process of its calls, and where the ids of its rows begin."""
 SETTLED_S = 120.0
-"""So long a move may take, and a reset."""
+"""How long a move may take, and a reset."""
 WATERMARK_S = 15.0
-"""So long a run waits for the low watermark, which a node that was killed holds for a while."""
+"""How long a run waits for the low watermark, which a node that was killed holds for a while."""
 _AGAIN_S = 0.1
 
 
@@ -115,7 +115,7 @@ class Operator:
     # -- moves ------------------------------------------------------------------------------------
 
     def replicas(self, count: int) -> None:
-        """Have each partition on so many nodes, and wait until it is."""
+        """Have each partition on this many nodes, and wait until it is."""
 
         def alter() -> None:
             with self.connect() as db:

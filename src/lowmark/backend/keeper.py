@@ -14,7 +14,8 @@ named after its Java process; the first one starts this process, which ends when
 Whatever is killed: a keeper that died is followed by another one as soon as a plan asks; a Java
 process that died ends all of its passes within seconds; if the machine stops, they end in minutes.
 A pass that no plan has asked for in a day ends, too. The token is that of the environment, as it is
-for what plans.
+for what plans: the one of the moment in which the keeper first sees a pass, since the file of a
+token may get another one while the application lasts, and only its own token renews a pass.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ from lowmark.backend import passing
 from lowmark.backend.connection import addresses_of
 from lowmark.backend.remote import RemoteBackend
 from lowmark.errors import LowmarkError, Rejected
-from lowmark.tokens import Right
+from lowmark.node.showing import found_secret
+from lowmark.tokens import Right, Secret
 
 logger = logging.getLogger(__name__)
 
@@ -178,7 +180,9 @@ class Keeper:
         self._application = application
         self._kept: dict[str, tuple[Kept, float]] = {}
         """By digest; and when each is to be renewed."""
-        self._backends: dict[tuple[str, str], RemoteBackend] = {}
+        self._secrets: dict[str, Secret | None] = {}
+        """By digest: the tokens by which they were made."""
+        self._backends: dict[tuple[str, str, bytes], RemoteBackend] = {}
 
     def run(self) -> None:
         """Until the application has ended."""
@@ -191,11 +195,12 @@ class Keeper:
         """Take what is new, forget what is over, and renew what is due."""
         files = {one.name: one for one in self._folder.iterdir() if _is_digest(one.name)}
         for name in self._kept.keys() - files.keys():
-            del self._kept[name]
+            del self._kept[name], self._secrets[name]
         for name, file in files.items():
             if name not in self._kept and len(self._kept) < PASSES_MAX:
-                with contextlib.suppress(OSError, ValueError, TypeError):
+                with contextlib.suppress(LowmarkError, OSError, ValueError, TypeError):
                     wanted = Kept(**json.loads(file.read_text()))
+                    self._secrets[name] = found_secret()
                     self._kept[name] = wanted, time.monotonic() + passing.RENEW_S
         for name, (wanted, due_s) in list(self._kept.items()):
             if self._rests(files[name]):
@@ -221,10 +226,11 @@ class Keeper:
         self._folder.rmdir()
 
     def _end(self, wanted: Kept) -> None:
-        self._kept.pop(wanted.digest, None)
         (self._folder / wanted.digest).unlink(missing_ok=True)
         with contextlib.suppress(LowmarkError):
             passing.end(self._backend(wanted), bytes.fromhex(wanted.digest))
+        self._kept.pop(wanted.digest, None)
+        self._secrets.pop(wanted.digest, None)
 
     def _renew(self, wanted: Kept) -> float:
         try:
@@ -236,11 +242,12 @@ class Keeper:
         return passing.renewed(backend, digest, Right(wanted.right), wanted.table)
 
     def _backend(self, wanted: Kept) -> RemoteBackend:
-        place = wanted.nodes, wanted.ca
+        secret = self._secrets[wanted.digest]
+        place = wanted.nodes, wanted.ca, b"" if secret is None else secret.digest()
         if place not in self._backends:
             first, *also = addresses_of(wanted.nodes)
             self._backends[place] = RemoteBackend(
-                first, also=also, ca=wanted.ca or None, timeout_s=_CONNECT_S
+                first, also=also, ca=wanted.ca or None, timeout_s=_CONNECT_S, secret=secret
             )
         return self._backends[place]
 

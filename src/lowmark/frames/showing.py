@@ -52,10 +52,15 @@ def shown_by_tasks(database: Database, table: str, right: Right, *, what: str = 
 
 
 def end_shown(database: Database, shown: str) -> None:
-    """A write is over: no task shows its pass any more."""
+    """A write is over: no task shows its pass any more. The write never fails by it: what can't be
+    forgotten now ends with the application.
+    """
     if not shown:
         return
     digest, application = Secret(shown).digest(), Application.of_this_process()
     if application is not None:
-        forget(application, digest.hex())
+        try:
+            forget(application, digest.hex())
+        except (OSError, Rejected) as error:
+            logger.warning("a pass was not forgotten", extra={"reason": str(error)})
     passing.end(database.backend, digest)

@@ -46,9 +46,9 @@ logger = logging.getLogger(__name__)
 PASSES_MAX: Final = 1_000
 """A node looks through all of them whenever one of them, or a token, changes."""
 SWEEP_MS: Final = 30_000
-"""So often the node that coordinates removes what is left of passes that have ended."""
+"""How often the node that coordinates removes what is left of passes that have ended."""
 KEPT_MS: Final = 60_000
-"""A task that comes late hears for so long that its pass was not renewed."""
+"""How long a task that comes late is told that its pass was not renewed."""
 _SWEPT_MAX: Final = 64
 _FRESH: Final = 5
 """A pass that has lost less than a fifth of its time is not written again."""
@@ -84,12 +84,15 @@ class PassActions:
     # -- making and renewing ----------------------------------------------------------------------
 
     def make(self, asked: MakePassAsk) -> Future[PassReply]:
-        """Let in those who show the pass of a digest, from now on for a while."""
+        """Accept the pass of a digest, from now on for its time."""
         caller = current_caller()
         check_digest(asked.digest)
         check_pass_ttl(asked.ttl_ms)
         if asked.table < 1 or asked.right not in set(Right):
-            raise Rejected(f"a pass can't be to {asked.right[:20]!r} table {asked.table}")
+            raise Rejected(
+                f"a pass can't be to {asked.right[:20]!r} table {asked.table}",
+                hint=f"Give the id of a table, and one of: {', '.join(Right)}.",
+            )
         if not caller.digest:
             return Future.of(PassReply(there=False))  # no token is asked for, so no pass is
         _check_maker(caller)
@@ -117,7 +120,13 @@ class PassActions:
             entry = future.result()
             token = None if entry is None else token_of(entry)
             if token is not None and not _same(token.record, record):
-                whole.reject(Rejected("there is another pass of this digest"))
+                whole.reject(
+                    Rejected(
+                        "there is another pass of this digest",
+                        detail="Another token has made it, or it is for another table or right.",
+                        hint="Draw another pass.",
+                    )
+                )
             elif token is not None and (wrote or self._fresh(token)):
                 self._tell(whole, token)
             elif not attempts:
@@ -160,7 +169,7 @@ class PassActions:
     # -- ending -----------------------------------------------------------------------------------
 
     def end(self, asked: EndPassAsk) -> Future[PassReply]:
-        """Let in no one any more who shows it."""
+        """Refuse the pass from now on."""
         caller = current_caller()
         check_digest(asked.digest)
         if not caller.digest:
@@ -223,9 +232,12 @@ def _same(one: Record, other: Record) -> bool:
 
 
 def _check_maker(caller: Caller) -> None:
-    """Only who has shown a token of a client makes passes: none is made by a pass, or by a node."""
+    """A caller makes passes by the token of a client: not by a pass, and not as a node."""
     if caller.scope is not None:
         what = "other passes"
         raise BeyondPass(what, table=caller.scope.table, right=caller.scope.right)
     if caller.role != ADMIN_ROLE:
-        raise Rejected("only the holder of a token makes passes")
+        raise Rejected(
+            "only the token of a client makes passes",
+            hint="Show a token that `lowmark token create` has made.",
+        )

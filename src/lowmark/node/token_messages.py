@@ -49,8 +49,8 @@ class TokensReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MakePassAsk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Let in those who show the pass of this digest, for one table and one right. Asked again with
-    the same, the pass is renewed: its time begins anew.
+    """Accept the pass of this digest, for one table and one right. Asked again with the same, the
+    node renews the pass: its time begins anew.
     """
 
     digest: bytes
@@ -61,7 +61,7 @@ class MakePassAsk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class EndPassAsk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Let in no one any more who shows the pass of this digest. Asked twice, it is done once."""
+    """Refuse the pass of this digest from now on. Asked twice, it is done once."""
 
     digest: bytes
 

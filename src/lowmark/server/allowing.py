@@ -8,15 +8,18 @@ tables is left out of it. `lowmark.node.callers` has refused by then what no tas
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from lowmark.backend.protocol import Request
+from lowmark.backend.values import PartitionStatus
 from lowmark.catalog import Catalog, TableId
 from lowmark.catalog.catalog import rebuilt
+from lowmark.ledger.manifest import table_folder
 from lowmark.ledger.records import CLAIM_PREFIX, POINTER_PREFIX, RUN_PREFIX, table_of
 from lowmark.metastore import Entry
 from lowmark.node.callers import beyond, current_caller
-from lowmark.table import Drop, Finish
+from lowmark.table import Drop, Finish, WatermarkStanding
 from lowmark.table.commands import STAGE
 from lowmark.tokens import Caller, Right, Scope
 
@@ -121,6 +124,22 @@ def shown_to_caller(value: Any) -> Any:
         return only_table(value, TableId(scope.table))
     if isinstance(value, tuple) and value and all(isinstance(one, Entry) for one in value):
         return _of_table(value, scope.table)
+    if isinstance(value, dict):
+        return {key: _without_writers(one) for key, one in value.items()}
+    if isinstance(value, WatermarkStanding):
+        return replace(value, holds=())  # what other readers read
+    if isinstance(value, frozenset):  # paths of manifests
+        folder = f"{table_folder(scope.table)}/"
+        return frozenset(one for one in value if one.startswith(folder))
+    return value
+
+
+def _without_writers(value: Any) -> Any:
+    """The status of a partition without the numbers of the writers that stage there. A writer is
+    the one that knows its number: by it, its rows could be dropped, or others put among them.
+    """
+    if isinstance(value, PartitionStatus) and value.staging is not None:
+        return replace(value, staging=replace(value.staging, by_transaction={}))
     return value
 
 
