@@ -100,6 +100,21 @@ def test_a_node_that_has_heard_of_no_other_goes_by_its_own_clock() -> None:
     assert member.here.clocks.times_ahead_ms == 0
 
 
+def test_what_two_nodes_gave_by_a_wrong_clock_is_taken_back_when_it_is_put_right() -> None:
+    # given two nodes of which one had a wrong clock, which both went by
+    cluster = asking(2)
+    cluster[2].clock.skew_ms = HOUR_MS
+    cluster.run_for(3_000)
+    assert cluster[1].here.clock.follow(cluster[2].here.clock.now())
+    # when the clock is put right
+    cluster[2].clock.skew_ms = 0
+    cluster.run_for(3_000)
+    # then each gives times of the present again, and follows the other
+    for number in (1, 2):
+        assert abs(off_by(cluster, number)) <= 5
+    assert cluster[1].here.clock.follow(cluster[2].here.clock.now())
+
+
 @pytest.mark.slow
 def test_a_silent_node_s_last_word_counts_for_ten_minutes() -> None:
     # given a clock that goes wrong while one of three nodes is down

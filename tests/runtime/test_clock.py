@@ -196,6 +196,48 @@ def test_a_clock_without_others_follows_its_log_however_far_ahead_it_is() -> Non
         assert clock.now() == at(10 * LOG_AHEAD_MS_MAX, 1)
 
 
+def test_what_a_wrong_clock_gave_is_taken_back_but_for_what_a_log_has() -> None:
+    # given a clock that was an hour ahead, and a log that has some of its times
+    wall = Wall(2 * HOUR_MS)
+    clock = HybridClock(wall, max_skew_ms=MAX_SKEW_MS)
+    clock.follow_log(clock.now())
+    logged = clock.logged
+    assert clock.now() > logged
+    wall.millis += 10_000
+    clock.now()
+    # when it is known what the others' clocks say
+    clock.others = lambda _: Agreed(HOUR_MS, HOUR_MS)
+    clock.heard_more()
+    # then it goes on right above the log
+    assert clock.now() == logged + 1
+
+
+def test_a_log_that_was_more_than_a_day_ahead_moves_no_time_once_others_are_heard() -> None:
+    # given a node that stamped a log by its clock, which was far ahead, as it knew no other
+    right_ms = HOUR_MS
+    wall = Wall(right_ms + 10 * LOG_AHEAD_MS_MAX)
+    clock = HybridClock(wall, max_skew_ms=MAX_SKEW_MS)
+    time = clock.now()
+    assert clock.follow_log(time)
+    # when it is known what the others' clocks say
+    clock.others = lambda _: Agreed(right_ms, right_ms)
+    clock.heard_more()
+    # then what it gives to all other logs is of the present, and it tells no node of that one
+    assert millis_of(clock.now()) == right_ms + MAX_SKEW_MS // 2
+    assert clock.logged < time
+    assert not clock.follow_log(time)
+
+
+def test_times_that_are_ahead_by_less_than_twice_the_skew_are_not_taken_back() -> None:
+    clock = clock_among(Wall(1_000), 1_000, 1_000)
+    assert clock.follow(at(1_000 + MAX_SKEW_MS))
+    latest = clock.latest
+    # given clocks of which is known more closely how far they are
+    clock.others = lambda _: Agreed(900, 900)
+    clock.heard_more()
+    assert clock.latest == latest
+
+
 def test_time_fits_into_64_bits_up_to_its_last_moment() -> None:
     clock = HybridClock(Wall(LAST_MS))
     assert clock.now() == at(LAST_MS)

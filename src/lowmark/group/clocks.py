@@ -181,11 +181,11 @@ class Clocks:
         }
 
     def _count(self) -> None:
-        heard, before = self._heard().values(), len(self._highs)
+        heard = self._heard().values()
         self._lows = sorted(known.low_us for known in heard)
         self._highs = sorted(known.high_us for known in heard)
-        if len(heard) > before:
-            self._clock.heard_more()
+        if heard:
+            self._clock.heard_more()  # of a node more, or that a clock was put right
 
     def agreed(self, wall_ms: int) -> Agreed | None:
         """What the clocks say now, if this node's says that; None: there is no other node."""

@@ -153,7 +153,7 @@ class HybridClock:
     def follow_log(self, time: int) -> bool:
         """Give no time at or below this one, which a log of the cluster has.
 
-        Whoever gave it was wrong if it is far ahead; but rows have it, and the present is behind
+        If it is far ahead, a wrong clock gave it; but rows have it, and the present is behind
         them. False: it is further ahead than a day, and is not followed.
         """
         if time > self._last:
@@ -174,16 +174,22 @@ class HybridClock:
         self._reached_ms = max(self._reached_ms, millis_of(time))
 
     def heard_more(self) -> None:
-        """More is known of the others' clocks: take back what this one gave by a wrong wall clock.
+        """More is known of the others' clocks: take back what this one gave by a wrong clock.
 
-        A node that starts with a wrong clock asks it for the time before it has heard of another.
-        It has compared these times, and shown them at most: none is in a log. Those of logs stay,
-        and what a leader has stamped stays below what it stamps next, whatever its clock says.
+        A node that starts with a wrong clock asks it for the time before it has heard of another;
+        and two nodes, or most, go by a wrong one until it is put right. These times were compared,
+        and shown at most: none is in a log. Those of logs stay, up to a day ahead, and what a
+        leader has stamped stays below what it stamps next, whatever its clock says. What is ahead
+        by less than twice the skew stays, too: the clocks are there soon.
         """
         _, limit_ms = self._held()
-        if millis_of(self._last) > limit_ms and not self.alone:
-            self._last = self._logged
-            self._reached_ms = millis_of(self._last)
+        limit_ms += self._max_skew_ms
+        if self.alone or millis_of(self._last) <= limit_ms:
+            return
+        if millis_of(self._logged) > limit_ms + LOG_AHEAD_MS_MAX:
+            self._logged = 0  # followed when a wrong clock said that it is not far ahead
+        self._last = self._logged
+        self._reached_ms = millis_of(self._last)
 
     def _advance(self, time: int) -> HybridTime:
         if time <= self._last:
