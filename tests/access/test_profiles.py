@@ -252,3 +252,14 @@ def test_a_token_in_a_file_that_others_read_is_refused_and_not_shown(file: Path,
     assert token not in repr(named_profile("a"))
     write(file, '[profile.b]\nca = "x"\n', mode=mode)
     assert os.path.basename(named_profile("b").ca) == "x"
+
+
+@pytest.mark.parametrize("key", ['node = "127.0.0.1:1"', 'token_file = "x.token"'])
+def test_a_file_that_every_user_can_write_names_no_node(file: Path, key: str) -> None:
+    # else another user might name a node there that the token is shown to
+    write(file, f"[profile.a]\n{key}\n", mode=0o646)
+    with pytest.raises(ProfilesUnusable, match="every user of this machine can write") as refused:
+        named_profile("a")
+    assert f"chmod o-w {file}" in refused.value.hint
+    file.chmod(0o644)
+    assert named_profile("a").name == "a"

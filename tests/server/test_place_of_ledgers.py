@@ -183,6 +183,33 @@ def test_a_founder_that_starts_takes_no_other_place_for_its_own(
             assert db["orders"].read(compacted=True).to_arrow().num_rows == 1
 
 
+@pytest.mark.slow
+def test_nodes_that_start_without_a_place_that_is_lost_for_good_take_it_by_its_file(
+    tmp_path: Path, settings: Settings, shared: Path
+) -> None:
+    # given a cluster whose nodes have all started again behind the loss of its place
+    with (
+        Node1(tmp_path / "n1", settings=settings) as first,
+        lowmark.connect(first.address) as db,
+    ):
+        db.create_table("orders", COLUMNS, key="id", partitions=1)
+    shutil.rmtree(shared)
+    shared.mkdir()
+    with Node1(tmp_path / "n1") as node, NodeClient(node.address) as client:
+        # then no node takes `lowmark ledger location --claim`
+        with pytest.raises(LedgersUnseen):
+            lowmark.connect(node.address, timeout_s=2.0)
+        # when the file is written by hand, as the guide has it
+        known = client.status().cluster
+        assert known is not None
+        (shared / "database").write_text(f"{known.id}\n")
+        # then the node gives rows, without a restart
+        eventually(lambda: not any("gives no rows" in one.problem for one in client.status().nodes))
+        with lowmark.connect(node.address, timeout_s=30.0) as db:
+            db["orders"].append([{"id": 1, "status": "new"}])
+            assert db["orders"].get(1) is not None
+
+
 def test_a_place_that_can_t_be_written_to_or_is_another_s_is_no_place(tmp_path: Path) -> None:
     store, system = remote_store(str(tmp_path))
     claim(store, "ours")

@@ -17,12 +17,14 @@ user may have forgotten it, and would work on another database than the one that
 
 The file is read whole each time, and refused whole: an unknown key may be the token that is missed.
 A token in it makes it a secret, so other users of the machine must not be able to read the file.
+They must never be able to write it: a token is shown to the node that the file names.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -170,8 +172,14 @@ def profiles() -> dict[str, Profile]:
     path = profiles_file()
     try:
         with open(path, "rb") as file:
-            others_read = os.fstat(file.fileno()).st_mode & 0o077
+            mode = os.fstat(file.fileno()).st_mode
             content = file.read(_FILE_BYTES_MAX + 1)
+        if stat.S_ISREG(mode) and mode & stat.S_IWOTH:
+            raise ProfilesUnusable(
+                f"every user of this machine can write {path}",
+                detail="A user may put a node there to which your next command shows its token.",
+                hint=f"Close the file to them: chmod o-w {path}. Then look at what it has.",
+            )
         if len(content) > _FILE_BYTES_MAX:
             raise ProfilesUnusable(f"the file of profiles {path} is larger than 1 MiB")
         read = tomllib.loads(content.decode())
@@ -195,7 +203,7 @@ def profiles() -> dict[str, Profile]:
     sections = _table(read.get(_SECTION, {}), _SECTION, path)
     found = {name: _profile(name, section, path) for name, section in sections.items()}
     secret = [one.name for one in found.values() if one.token]
-    if secret and others_read:
+    if secret and mode & 0o077:
         raise ProfilesUnusable(
             f"other users of this machine can read {path}, and profile {secret[0]} has a token",
             detail="They could do with it whatever its owner may do.",
