@@ -1,10 +1,7 @@
 """Passes for the tasks of a driver: made with its token, renewed while the work goes on, ended.
 
-A task shows a pass only if its process has no token of its own: where the environment of executors
-names one, it counts, as it did before there were passes.
-
-    Given       makes a pass and renews it on a thread, until it is closed
-    to_show     what a task shows
+`Given` makes a pass and renews it on a thread, until it is closed. What a task shows is
+`lowmark.node.showing.to_show`: tasks import nothing of this.
 
 None is made where none is needed, or the server knows none: the database is in this process, its
 server asks for no token, or is of an earlier release. Then the text is empty.
@@ -26,7 +23,6 @@ from lowmark.backend.port import Backend
 from lowmark.backend.remote import RemoteBackend
 from lowmark.errors import LowmarkError
 from lowmark.node.errors import ActionUnknown
-from lowmark.node.showing import found_secret
 from lowmark.tokens import BeyondPass, PassesFull, Right, Secret, Unauthenticated
 
 logger = logging.getLogger(__name__)
@@ -36,8 +32,6 @@ TTL_MS: Final = 300_000
 RENEW_S: Final = 75.0
 AGAIN_S: Final = 5.0
 """A renewal that failed is tried again after this."""
-KNOWN_S: Final = 5.0
-"""A node may hear of a pass this much later than the one that made it; or it takes no tokens."""
 _END_S: Final = 5.0
 
 
@@ -134,8 +128,3 @@ def renewed(backend: Backend, digest: bytes, right: Right, table: int) -> float:
         logger.warning("a pass was not renewed", extra={"reason": error.message})
         return AGAIN_S
     return RENEW_S
-
-
-def to_show(given: str) -> Secret | None:
-    """What a task shows: the token of its environment, else the pass that its driver has sent."""
-    return found_secret() or (Secret(given) if given else None)

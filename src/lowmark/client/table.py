@@ -50,7 +50,6 @@ from lowmark.client.staging import (
 )
 from lowmark.client.table_reading import Snapshot, Start, TableReaders
 from lowmark.client.table_writing import TableWriter
-from lowmark.client.tide import STRETCHES, Tide, tide_of
 from lowmark.compaction.compactor import Compactor
 from lowmark.compaction.context import Progress, RunOptions
 from lowmark.convert.columns import ColumnsLike
@@ -76,6 +75,7 @@ if TYPE_CHECKING:
     from lowmark.client.exporting import Exported, ExportProgress, export_table
     from lowmark.client.history import HistoryLine, table_history
     from lowmark.client.lookup import IndexSize, Lookup
+    from lowmark.client.tide import Tide, tide_of
     from lowmark.compaction.description import LedgerDescription
     from lowmark.compaction.repair import Rebuilt, Reconciled, rebuild_ledgers, reconcile_ledgers
     from lowmark.compaction.runner import Engine, Runners, as_before, read_way
@@ -85,6 +85,7 @@ if TYPE_CHECKING:
 else:
     (DistantLookup,) = deferred("lowmark.client.distant_lookup", "DistantLookup")
     (Lookup,) = deferred("lowmark.client.lookup", "Lookup")
+    (tide_of,) = deferred("lowmark.client.tide", "tide_of")
     (alterations,) = deferred("lowmark.client.altering", "alterations")
     explain_key, explain_table = deferred(
         "lowmark.client.explaining", "explain_key", "explain_table"
@@ -101,6 +102,8 @@ else:
 
 MEMORY_BYTES = 1 << 30
 """What the keys of one partition may take in a task, if not told otherwise."""
+_STRETCHES = 200
+"""Into this many stretches a picture divides a partition, to show which rows are left."""
 
 
 @edge(but=("get", "append"))
@@ -692,7 +695,7 @@ class Table:
         ledgers = self._compactor.ledgers
         return explain_table(self._backend, table, range(table.partitions), ledgers)
 
-    def tide(self, *, stretches: int = STRETCHES) -> Tide:
+    def tide(self, *, stretches: int = _STRETCHES) -> Tide:
         """Where ledger, backlog, low watermark and readers stand, and what each of them keeps; its
         `save` draws a picture.
 

@@ -162,8 +162,6 @@ class PartitionTide:
         return (self.ledger.live_rows + self.ledger.deletes) / self.horizon
 
 
-STRETCHES = 200
-"""So finely a picture shows which rows are left."""
 _WIDTH, _HEIGHT = 1_600, 900
 
 

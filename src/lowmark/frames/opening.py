@@ -10,17 +10,22 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from pyspark.sql.datasource import InputPartition
 
 from lowmark import access
-from lowmark.backend.passing import KNOWN_S, to_show
 from lowmark.backend.remote import RemoteBackend
 from lowmark.client import Database
+from lowmark.faces import deferred
 from lowmark.frames.options import Options
-from lowmark.frames.showing import shown_by_tasks
+from lowmark.node.showing import KNOWN_S, to_show
 from lowmark.tokens import PassEnded, Right
+
+if TYPE_CHECKING:
+    from lowmark.frames.showing import shown_by_tasks
+else:  # a task makes no pass
+    (shown_by_tasks,) = deferred("lowmark.frames.showing", "shown_by_tasks")
 
 _PAUSE_S: Final = 0.1
 

@@ -23,7 +23,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -39,14 +39,19 @@ from lowmark.client.staging import ONCE_MS, STREAM_MS, attempt_number, drawn_fam
 from lowmark.client.table_writing import SLICE_ROWS
 from lowmark.convert.errors import ValueRefused
 from lowmark.errors import LowmarkError, Rejected
+from lowmark.faces import deferred
 from lowmark.formatting import shown
 from lowmark.frames.carrying import Carried, worded
 from lowmark.frames.columns import arrow_schema
 from lowmark.frames.errors import CatalogTable, ColumnsMissing, ModeRefused
 from lowmark.frames.opening import check_writable, knowing, opened
 from lowmark.frames.options import Options, placed_at
-from lowmark.frames.showing import end_shown, shown_by_tasks
 from lowmark.tokens import Right
+
+if TYPE_CHECKING:
+    from lowmark.frames.showing import end_shown, shown_by_tasks
+else:  # a task makes no pass
+    end_shown, shown_by_tasks = deferred("lowmark.frames.showing", "end_shown", "shown_by_tasks")
 
 logger = logging.getLogger(__name__)
 

@@ -38,7 +38,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -52,9 +52,9 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from lowmark.backend.errors import PartlyMade
-from lowmark.backend.passing import Given
 from lowmark.client import Database, GapFound, Table, TableCursor
 from lowmark.errors import LowmarkError, Unavailable
+from lowmark.faces import deferred
 from lowmark.frames.carrying import Carried, worded
 from lowmark.frames.columns import arrow_schema
 from lowmark.frames.errors import CursorShared, OtherTable, StreamBehind
@@ -64,6 +64,11 @@ from lowmark.frames.positions import Stretch, offsets_of, stretches, views_of
 from lowmark.frames.reading import checked_reader, log_rows
 from lowmark.table import CursorExpired, CursorMovesBack, CursorUnknown, MembersBehind, View
 from lowmark.tokens import Right
+
+if TYPE_CHECKING:
+    from lowmark.backend.passing import Given
+else:  # a task makes no pass
+    (Given,) = deferred("lowmark.backend.passing", "Given")
 
 logger = logging.getLogger(__name__)
 
