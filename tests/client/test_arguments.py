@@ -102,7 +102,7 @@ def test_what_a_call_passes_on_is_refused_by_whom_it_is_for(orders: Table) -> No
 
 @pytest.mark.parametrize(
     "address",
-    ["h:1;h:2", "http://127.0.0.1:1", "a b:9", "127.0.0.1", None, 5, [5], {"h:1": "h:2"}],
+    ["h:1;h:2", "http://127.0.0.1:1", "a b:9", "127.0.0.1", 5, [5], {"h:1": "h:2"}],
 )
 def test_what_is_no_address_of_a_server_is_refused(address: Any) -> None:
     with pytest.raises(Rejected) as refused:

@@ -30,7 +30,7 @@ from lowmark.runtime import Agreed, Buffer, Future, HybridClock, millis_of
 logger = logging.getLogger(__name__)
 
 SERVICE: Final = "node.clock"
-_ANSWER = struct.Struct("<QQ")
+_ANSWER = struct.Struct("<qQ")
 """The wall clock, in milliseconds; the latest time that a log has."""
 _EVERY_MS = 1_000
 _EACH_MS = 20
@@ -150,7 +150,7 @@ class Clocks:
 
     def _asked(self, address: str, sender: int, question: Buffer, reply: Reply) -> None:
         del address, sender, question
-        reply(_ANSWER.pack(max(self._wall_ms(), 0), self._clock.logged))
+        reply(_ANSWER.pack(self._wall_ms(), self._clock.logged))
 
     # -- judging ----------------------------------------------------------------------------------
 

@@ -112,7 +112,7 @@ class HybridClock:
         # Half of it on either side: so two clocks that are held differ by no more than is allowed.
         half_ms = self._max_skew_ms // 2
         held_ms = min(max(wall_ms, agreed.low_ms - half_ms), agreed.high_ms + half_ms)
-        return max(held_ms, 0), agreed.high_ms + self._max_skew_ms
+        return held_ms, agreed.high_ms + self._max_skew_ms
 
     def now(self) -> HybridTime:
         """A time above every one that this clock has given or observed."""
