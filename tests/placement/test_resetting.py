@@ -15,9 +15,9 @@ FIVE = MetastoreConfig(members=5, lease_ms=1_500, request_timeout_ms=3_000, watc
 
 
 @pytest.fixture
-def world() -> TableWorld:
+def world(request: pytest.FixtureRequest) -> TableWorld:
     """Five nodes, all of which vote in the metastore: it survives the loss of two."""
-    world = TableWorld(nodes=5, metastore_config=FIVE)
+    world = TableWorld(getattr(request, "param", 1), nodes=5, metastore_config=FIVE)
     world.execute(1, AlterZone(name="default", replicas=3))
     world.run_for(8_000)
     return world
@@ -57,6 +57,8 @@ def test_a_survivor_goes_on_and_is_given_others(world: TableWorld) -> None:
 
 
 @pytest.mark.slow
+# In the lives of these seeds a copy is found outdated while no assignment names its node.
+@pytest.mark.parametrize("world", [1, 2, 11], indirect=True)
 def test_lost_nodes_that_come_back_get_copies_of_the_new_lineage(world: TableWorld) -> None:
     # given a partition that was reset, and whose target has all nodes
     table = world.create(1, log_table("events"))

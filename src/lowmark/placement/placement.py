@@ -390,6 +390,8 @@ class Placement:
                 self._copies.cancel(table, number)
                 if self._tables.has_copy(table, number):
                     self.leaving.look(partition)
+            else:
+                self._outdated.look(partition)
             self.moves.changed(partition)
             self._is_behind(partition, keys)
 

@@ -347,6 +347,14 @@ class Outdated:
         """Notice when a copy stops because it is outdated."""
         copy.when_stopped = partial(self._stopped, PartitionId(copy.table, copy.number))
 
+    def look(self, partition: PartitionId) -> None:
+        """An assignment names this node: a copy that was found outdated while none did is made
+        anew now.
+        """
+        copy = self._tables.here(*partition)
+        if copy is not None and copy.group.stopped is not None:
+            self._stopped(partition, copy.group.stopped)
+
     def _stopped(self, partition: PartitionId, error: LowmarkError) -> None:
         if isinstance(error, CopyOutdated) and partition not in self._rebuilding:
             self._rebuilding.add(partition)
@@ -367,7 +375,7 @@ class Outdated:
             keys = future.result()
             others = keys.nodes - {self._node}
             if self._node not in keys.nodes or not others:
-                return  # it goes as other copies do that no assignment names
+                return  # it goes as other copies do that no assignment names, or until one does
             logger.warning(
                 "a copy is made anew: its group was reset without it",
                 extra={"table": partition.table, "partition": partition.number},
