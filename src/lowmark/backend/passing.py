@@ -1,7 +1,7 @@
 """Passes for the tasks of a driver: made with its token, renewed while the work goes on, ended.
 
 `Given` makes a pass and renews it on a thread, until it is closed. What a task shows is
-`lowmark.node.showing.to_show`: tasks import nothing of this.
+`task_pass.to_show`: tasks import nothing of this.
 
 None is made where none is needed, or the server knows none: the database is in this process, its
 server asks for no token, or is of an earlier release. Then the text is empty.

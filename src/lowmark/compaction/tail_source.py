@@ -20,11 +20,11 @@ from collections.abc import Iterator, Sequence
 
 from lowmark.backend.errors import BatchesMoved, HoldUnknown, OtherDatabase, SegmentsElsewhere
 from lowmark.backend.remote import RemoteBackend
+from lowmark.backend.task_pass import KNOWN_S, to_show
 from lowmark.backend.values import BatchRange, ReadRange
 from lowmark.catalog.serializers import decode_table
 from lowmark.errors import Corrupt, LowmarkError, Unavailable
 from lowmark.ledger import Segments, Source, SourceMoved, Span, Tail, Work, view_of
-from lowmark.node.showing import KNOWN_S, to_show
 from lowmark.runtime import Buffer, RealDisk, place_of
 from lowmark.tokens import PassEnded
 

@@ -16,10 +16,10 @@ from pyspark.sql.datasource import InputPartition
 
 from lowmark import access
 from lowmark.backend.remote import RemoteBackend
+from lowmark.backend.task_pass import KNOWN_S, to_show
 from lowmark.client import Database
 from lowmark.faces import deferred
 from lowmark.frames.options import Options
-from lowmark.node.showing import KNOWN_S, to_show
 from lowmark.tokens import PassEnded, Right
 
 if TYPE_CHECKING:

@@ -27,8 +27,6 @@ logger = logging.getLogger(__name__)
 HEADER: Final = "authorization"
 VARIABLE: Final = "LOWMARK_TOKEN"
 FILE_VARIABLE: Final = "LOWMARK_TOKEN_FILE"
-KNOWN_S: Final = 5.0
-"""A node may hear of a pass this much later than the one that made it; or it takes no tokens."""
 _BYTES_MAX: Final = 4_096
 _named: ContextVar[str] = ContextVar("the file that a command line names", default="")
 
@@ -59,13 +57,6 @@ def found_secret() -> Secret | None:
             return secret_in(profile.token_file)
         token = profile.token
     return Secret(token) if token else None
-
-
-def to_show(given: str) -> Secret | None:
-    """What a task of Spark shows: the token of its environment, as it did before there were passes;
-    else the pass that its driver has sent.
-    """
-    return found_secret() or (Secret(given) if given else None)
 
 
 def secret_in(path: str) -> Secret:
