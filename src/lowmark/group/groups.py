@@ -9,21 +9,24 @@ from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from lowmark.errors import LowmarkError, Rejected
-from lowmark.group import reset
+from lowmark.group import doubts, reset
 from lowmark.group.calls import Calls
 from lowmark.group.config import GroupConfig
+from lowmark.group.doubts import Doubts
 from lowmark.group.errors import GroupStopped, GroupUnfinished
 from lowmark.group.group import Group
+from lowmark.group.hello import Hellos
 from lowmark.group.machine import Machine, Observer, SilentObserver
 from lowmark.group.peers import ChangeFailed, PeerListener
 from lowmark.group.rejoin import Lost, forget_lost, lost_copy, note_lost
 from lowmark.group.reset import Reset
+from lowmark.group.starts import Starts
 from lowmark.group.storage import GroupMeta
 from lowmark.group.throttle import Throttle
 from lowmark.group.transport import Transport, TransportLimits
 from lowmark.group.wire import Answer, Ask, Item, NotHere
 from lowmark.log import Dropped, GroupLeaving, GroupLog, GroupUnknown, Log, Written
-from lowmark.raft import ConfState, HardState
+from lowmark.raft import ConfState, HardState, Vote, VoteResponse
 from lowmark.runtime import Future, Runtime
 
 logger = logging.getLogger(__name__)
@@ -155,6 +158,17 @@ class Groups:
             now_ms=self.now_ms,
             timeout_ms=self.config.request_timeout_ms,
         )
+        self.starts = Starts(
+            runtime.disk, node=node, draw=lambda: runtime.random.getrandbits(62)
+        )
+        """Which starts of nodes this directory knows; see `starts`."""
+        self.hellos = Hellos(self, self.starts, older=self._is_older, doubt=self._doubt)
+        self._doubts = Doubts(self, log, self.starts, begun_anew=self._began_anew)
+        self.when_begun_anew: Callable[[], None] = lambda: None
+        """Told when it was found that this directory is older than what others know of this node,
+        and all copies in it are in doubt. Then `settle` is to be called."""
+        self.transport.on_learned = self._learned
+        self.transport.admits = self.hellos.admits
         log.on_written = self._written
         log.on_dropped = self._dropped
         log.on_writable = self._writable
@@ -194,6 +208,7 @@ class Groups:
         meta: GroupMeta,
         observer: Observer | None,
     ) -> Group:
+        alone = meta.founders.voters == (self.node,)
         lost = lost_copy(self._disk, name)
         if lost is not None:
             meta = GroupMeta(
@@ -201,7 +216,11 @@ class Groups:
                 rejoin_above=lost.incarnation,
                 ask=lost.ask,
                 rejoin_lineage=lost.lineage,
+                in_doubt=lost.in_doubt,
             )
+        if (self.starts.unsettled or self.starts.lost) and not alone:
+            # It may be one of those that this directory lacks, and its node had made promises.
+            meta = doubts.in_doubt(meta, None)
         log = self._unfinished(name) or self._log.create_group(name)
 
         def durable(error: LowmarkError | None) -> None:
@@ -384,9 +403,15 @@ class Groups:
             core = found.raft.core
             known |= core.members.everybody
             lineage, incarnation = max((lineage, incarnation), (core.lineage, core.incarnation))
-        if lineage <= meta.rejoin_lineage:
-            incarnation = max(incarnation, meta.rejoin_above)
-        return Lost(incarnation=incarnation, ask=tuple(sorted(known)), lineage=lineage)
+        # A copy may replace one of a later lineage than its own: one that was lost in doubt.
+        replaced = meta.rejoin_lineage, meta.rejoin_above
+        lineage, incarnation = max((lineage, incarnation), replaced)
+        return Lost(
+            incarnation=incarnation,
+            ask=tuple(sorted(known)),
+            lineage=lineage,
+            in_doubt=meta.in_doubt,
+        )
 
     def close(self) -> None:
         """Stop everything; whoever waits is told. The log is its owner's to close."""
@@ -401,6 +426,73 @@ class Groups:
         self._log.on_dropped = lambda _: None
         self._log.on_writable = lambda: None
 
+    # -- a directory that is older than what others know of it ----------------------------------
+
+    def note_doubtful(self, name: str) -> None:
+        """This node may have had a copy of a group that its directory lacks: one that is made here
+        later is in doubt. Durable when it returns.
+        """
+        if lost_copy(self._disk, name) is None:
+            note_lost(self._disk, name, incarnation=0, ask=(), in_doubt=True)
+
+    def settle(self) -> None:
+        """All groups of which copies may be missing here have a note (`note_doubtful`)."""
+        self.starts.settle()
+
+    @property
+    def older_words(self) -> str:
+        """What there is to say of this directory to people, if it is older than it should be."""
+        starts = self.starts
+        if not starts.older_than and not starts.lost:
+            return ""
+        waiting = sum(one.waits for one in self.groups() if one.stopped is None)
+        words = (
+            "the directory of this node is older than what other nodes have seen of it: an image or"
+            " a backup was put back"
+        )
+        if starts.lost:
+            why = f" ({self._doubts.waits_for})" if self._doubts.waits_for else ""
+            return f"{words}. It says nothing until all its copies are in doubt{why}"
+        made_good = "are made good from other nodes, and have no vote until then"
+        return f"{words}. {waiting} of its copies {made_good}"
+
+    def _learned(self) -> None:
+        """Another node is known: from here on something may be said to it."""
+        if not self.starts.counted:
+            self._count()
+
+    def _count(self) -> None:
+        try:
+            self.starts.count()
+        except LowmarkError as error:
+            logger.error("this start can't be counted: this node is silent", extra={"why": error})
+
+    def _is_older(self, number: int) -> None:
+        self._doubts.begin(number)
+
+    def _doubt(self, node: int) -> None:
+        """What a node has said before may have been said by an older directory."""
+        for group in self._groups.values():
+            group.doubt(node)
+
+    def _began_anew(self) -> None:
+        self.hellos.begin_anew()
+        self.when_begun_anew()
+
+    def _look_at_doubts(self) -> None:
+        if not self.starts.counted:
+            if self.transport.addresses:
+                self._count()
+            return
+        self.hellos.tick()
+        if self.starts.lost:
+            self._doubts.tick()
+        elif self.starts.older_than and self._ticks % self.config.election_ticks == 0:
+            self._doubts.ask()
+            if not self.starts.unsettled and self._doubts.is_over():
+                with contextlib.suppress(LowmarkError):  # it is tried again by and by
+                    self.starts.all_is_well()
+
     # -- services for groups --------------------------------------------------------------------
 
     def now_ms(self) -> int:
@@ -413,6 +505,11 @@ class Groups:
 
     def send(self, group: str, item: Item) -> None:
         """Send with this turn's frame."""
+        if not isinstance(item, Ask | Answer):
+            if not self.hellos.open:
+                return
+            if isinstance(item, Vote | VoteResponse) and not self.hellos.may_vote(item.to):
+                return  # it comes to nothing, as if it were lost; and is asked for again
         self.transport.send(group, item)
         self._schedule()
 
@@ -469,6 +566,7 @@ class Groups:
             for node in sorted(self.transport.addresses):
                 self.transport.pulse(node)
         self._ticks += 1
+        self._look_at_doubts()
         self._look_around()
         now = self.now_ms()
         look = now >= self._look_at_ms
