@@ -158,9 +158,7 @@ class Groups:
             now_ms=self.now_ms,
             timeout_ms=self.config.request_timeout_ms,
         )
-        self.starts = Starts(
-            runtime.disk, node=node, draw=lambda: runtime.random.getrandbits(62)
-        )
+        self.starts = Starts(runtime.disk, node=node, draw=lambda: runtime.random.getrandbits(62))
         """Which starts of nodes this directory knows; see `starts`."""
         self.hellos = Hellos(self, self.starts, older=self._is_older, doubt=self._doubt)
         self._doubts = Doubts(self, log, self.starts, begun_anew=self._began_anew)
@@ -495,6 +493,11 @@ class Groups:
 
     # -- services for groups --------------------------------------------------------------------
 
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
+
     def now_ms(self) -> int:
         """Time that only grows."""
         return self.elapsed_us() // 1_000
@@ -508,8 +511,10 @@ class Groups:
         if not isinstance(item, Ask | Answer):
             if not self.hellos.open:
                 return
-            if isinstance(item, Vote | VoteResponse) and not self.hellos.may_vote(item.to):
-                return  # it comes to nothing, as if it were lost; and is asked for again
+            if isinstance(item, Vote | VoteResponse) and not self.hellos.may_vote(
+                item.to, group, item
+            ):
+                return
         self.transport.send(group, item)
         self._schedule()
 

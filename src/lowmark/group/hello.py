@@ -26,6 +26,7 @@ import msgspec
 from lowmark.errors import LowmarkError
 from lowmark.group.calls import NoService, Reply
 from lowmark.group.starts import Start, Starts, Verdict, judge
+from lowmark.group.wire import Item
 from lowmark.runtime import Buffer, Future
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class _Peer:
         "older_than",
         "told",
         "unanswered",
+        "votes",
         "wait_ms",
     )
 
@@ -82,6 +84,8 @@ class _Peer:
         self.unanswered = 0
         """Questions that are under way."""
         self.wait_ms = 0
+        self.votes: dict[str, tuple[int, Item]] = {}
+        """The last one of each group that waits until the other one was told."""
         self.held: list[tuple[str, Buffer]] = []
         self.held_bytes = 0
 
@@ -109,6 +113,7 @@ class Hellos:
         self._timeout_ms = 2 * groups.config.election_ms
         self._peers: dict[int, _Peer] = {}
         self._calls.serve(SERVICE, self._asked, strangers=True)
+        self._transport.urgent.add(SERVICE)
 
     @property
     def open(self) -> bool:
@@ -139,11 +144,12 @@ class Hellos:
             peer.held_bytes += len(frame)
         return False
 
-    def may_vote(self, node: int) -> bool:
-        """Whether a node has kept all that this one knows; if not, it is told now."""
+    def may_vote(self, node: int, group: str, vote: Item) -> bool:
+        """Whether a node has kept all that this one knows; if not, the vote is sent when it has."""
         peer = self._peer(node)
         if peer.told < self._starts.revision:
             self._ask_soon(node, peer)
+            peer.votes[group] = self._groups.now_ms(), vote
             return False
         return True
 
@@ -184,9 +190,15 @@ class Hellos:
 
         def answered(future: Future[bytes]) -> None:
             peer.unanswered -= 1
+            if self._groups.closed:
+                return
             if self._answered(node, peer, revision, future):
                 peer.wait_ms = 0
             held, peer.held, peer.held_bytes = peer.held, [], 0
+            votes, peer.votes = peer.votes, {}
+            for group, (since_ms, vote) in votes.items():
+                if self._groups.now_ms() < since_ms + 2 * self._again_ms:  # else it is over
+                    self._groups.send(group, vote)  # or it waits again
             if peer.boot and not peer.older_than:
                 for address, frame in held:
                     self._transport.take_again(address, frame)

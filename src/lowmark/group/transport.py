@@ -137,6 +137,8 @@ class Transport:
         self._said: dict[tuple[str, str], int] = {}
         self.on_refused: Callable[[str, PeerRefused], None] = lambda address, why: None
         """Hears of each time."""
+        self.urgent: set[str] = set()
+        """Services whose questions are small, and without whose answers nothing is heard."""
         self.on_learned: Callable[[], None] = lambda: None
         """Called before anything is said to a node that is known from now on."""
         self.admits: Callable[[int, int, str, Buffer], bool] = lambda node, boot, address, frame: (
@@ -264,7 +266,8 @@ class Transport:
             urgent: list[Routed] = []
             patient: list[Routed] = []
             for routed in items:
-                (patient if wire.is_patient(routed[1]) else urgent).append(routed)
+                waits = wire.is_patient(routed[1]) and routed[0] not in self.urgent
+                (patient if waits else urgent).append(routed)
             if urgent or not items:
                 self._send(node, address, urgent, urgent=True)
             for part in _parts(patient, self._moment_bytes(peer, queued)):
