@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from group.cluster import Cluster, Member
-from group.kv import Row, put, value_of
-from lowmark.group.starts import PATH
-from lowmark.group.storage import GroupMeta
+from group.kv import Row, put
 from lowmark.runtime.sim import SimDisk
 
 

@@ -331,6 +331,14 @@ class Group:
         """Begin it. Only a leader can, and one at a time; else its future says why not."""
         self._leadership.rewrite(run)
 
+    def save_commit(self, on_done: Callable[[LowmarkError | None], None]) -> bool:
+        """Write down how far this copy knows the log to be committed; False if it is, or can't be.
+
+        Else a start knows it of what a snapshot covers alone, and could not tell that a leader cuts
+        off what was committed.
+        """
+        return self.stopped is None and self._writes.save(self.raft.core.hard_state, on_done)
+
     def confirm(self, *, timeout_ms: int) -> Future[object]:
         """Make sure, with a majority, that what this leader has applied was up to date."""
         return self._requests.read(CONFIRM, timeout_ms=timeout_ms)
@@ -532,6 +540,8 @@ class Group:
                     self.send(question)
             case Pace.WAIT:
                 pass
+        if self.resting.resting:
+            self.save_commit(lambda _: None)
         now = self._services.now_ms()
         self._requests.tick(now)
         self._leadership.sends.tick()

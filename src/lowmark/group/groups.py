@@ -411,6 +411,21 @@ class Groups:
             in_doubt=meta.in_doubt,
         )
 
+    def save_commits(self) -> Future[None]:
+        """Have all copies write down how far their logs are committed; when that is durable."""
+        left, whole = 1, Future[None]()
+
+        def done(_: LowmarkError | None) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                whole.resolve(None)
+
+        for group in self.groups():
+            left += group.save_commit(done)
+        done(None)
+        return whole
+
     def close(self) -> None:
         """Stop everything; whoever waits is told. The log is its owner's to close."""
         if self._closed:
