@@ -1,0 +1,192 @@
+"""Starts that are counted, kept and compared."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from lowmark.errors import LowmarkError
+from lowmark.group.starts import ASIDE, DAMAGED, PATH, Start, Starts, StartsNote, Verdict, judge
+from lowmark.log.files import read_note
+from lowmark.runtime.sim import SimDisk
+from lowmark.runtime.sim.disk import WorldStopped
+
+
+def starts(disk: SimDisk, *, node: int = 2, seed: int = 1) -> Starts:
+    dice = Random(seed)
+    return Starts(disk, node=node, draw=lambda: dice.getrandbits(62))
+
+
+@pytest.mark.parametrize(
+    ("claimed", "known", "verdict"),
+    [
+        (Start(1, 7), None, Verdict.NEW),
+        (Start(6, 7), Start(5, 9), Verdict.NEW),
+        (Start(9, 7), Start(5, 9), Verdict.NEW),  # starts that no node heard of
+        (Start(6, 7), Start(6, 7), Verdict.SAME),
+        (Start(6, 7), Start(6, 8), Verdict.OLDER),  # two directories that were one
+        (Start(5, 7), Start(6, 7), Verdict.OLDER),
+        (Start(0, 0), Start(1, 7), Verdict.OLDER),  # an empty directory of a node that had one
+    ],
+)
+def test_a_start_is_compared_with_the_last_one_that_is_known(
+    claimed: Start, known: Start | None, verdict: Verdict
+) -> None:
+    assert judge(claimed, known) is verdict
+
+
+def test_each_process_of_a_directory_counts_once() -> None:
+    disk = SimDisk()
+    one = starts(disk)
+    one.count()
+    one.count()
+    assert one.own.number == 1
+    two = starts(disk, seed=2)
+    two.count()
+    assert two.own.number == 2
+    assert two.own.id != one.own.id
+
+
+def test_what_is_heard_is_kept_over_a_restart_and_never_goes_back() -> None:
+    disk = SimDisk()
+    one = starts(disk)
+    one.count()
+    assert one.heard([(1, Start(5, 50)), (3, Start(2, 20))]) == (0, {1, 3})
+    before = one.revision
+    # what is old, and what is another start of the same number, changes nothing
+    assert one.heard([(1, Start(4, 40)), (3, Start(2, 21))]) == (0, set())
+    assert one.revision == before
+    again = starts(disk)
+    assert again.known(1) == Start(5, 50)
+    assert again.known(3) == Start(2, 20)
+    assert again.known(4) is None
+
+
+def test_a_node_hears_of_its_own_later_start_that_its_directory_is_older() -> None:
+    disk = SimDisk()
+    one = starts(disk)
+    one.count()
+    own = one.own
+    assert one.heard([(2, own)]) == (0, set())
+    assert one.heard([(2, Start(own.number, own.id ^ 1))]) == (own.number, set())
+    assert one.heard([(2, Start(7, 1)), (2, Start(9, 1))]) == (9, set())
+
+
+def test_a_start_above_all_that_is_known_follows_when_copies_are_in_doubt() -> None:
+    disk = SimDisk()
+    one = starts(disk)
+    one.count()
+    one.is_older_than(7)
+    assert one.lost == 7
+    one.note_lost()
+    # a later process knows it, and has not another start yet that others would believe
+    two = starts(disk, seed=2)
+    two.count()
+    assert two.lost == 7
+    two.begin_anew()
+    assert two.own.number == 8
+    assert (two.lost, two.unsettled, two.older_than) == (0, True, 7)
+    two.settle()
+    two.all_is_well()
+    three = starts(disk)
+    assert (three.lost, three.unsettled, three.older_than) == (0, False, 0)
+
+
+def test_a_disk_that_fails_does_not_let_an_older_directory_speak() -> None:
+    disk = SimDisk()
+    one = starts(disk)
+    one.count()
+    one.is_older_than(7)
+    disk.fail_next("rename", PATH)
+    with pytest.raises(LowmarkError):
+        one.note_lost()
+    assert one.lost == 7
+    one.note_lost()
+    assert starts(disk).lost == 7
+
+
+def test_a_damaged_note_is_put_aside_and_counting_begins_anew() -> None:
+    # given a directory that was started often
+    disk = SimDisk()
+    for _ in range(3):
+        starts(disk).count()
+    disk.flip_bit(PATH, 40)
+    # when its note is damaged
+    one = starts(disk)
+    one.count()
+    # then others, who know its start 3, take the directory for older
+    assert one.own.number == 1
+    assert judge(one.own, Start(3, 1)) is Verdict.OLDER
+    assert disk.stat(DAMAGED) is not None
+
+
+def test_a_directory_of_a_release_before_begins_at_one() -> None:
+    one = starts(SimDisk())
+    assert one.own == Start(0, 0)
+    assert one.lost == 0
+    one.count()
+    assert judge(one.own, None) is Verdict.NEW
+
+
+STEPS = ["count", "heard", "lost", "anew", "settle"]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_crash_at_any_disk_call_leaves_the_note_as_it_was_or_as_it_is_to_be(step: str) -> None:
+    def prepared() -> tuple[SimDisk, Starts]:
+        disk = SimDisk()
+        one = starts(disk)
+        one.count()
+        one.heard([(1, Start(5, 50))])
+        if step in {"anew", "settle"}:
+            one.is_older_than(7)
+            one.note_lost()
+        if step == "settle":
+            one.begin_anew()
+        two = starts(disk, seed=2)
+        if step != "count":
+            two.counted = True  # the process goes on
+        return disk, two
+
+    def act(one: Starts) -> None:
+        match step:
+            case "count":
+                one.count()
+            case "heard":
+                one.heard([(1, Start(6, 60)), (3, Start(1, 10))])
+            case "lost":
+                one.is_older_than(9)
+                one.note_lost()
+            case "anew":
+                one.begin_anew()
+            case _:
+                one.settle()
+
+    def kept(disk: SimDisk) -> StartsNote:
+        return read_note(disk, PATH, StartsNote)
+
+    disk, one = prepared()
+    before = kept(disk)
+    first = disk.calls
+    act(one)
+    after, calls = kept(disk), disk.calls - first
+    assert before != after
+    assert calls > 3
+    outcomes = set()
+    for at in range(calls):
+        disk, one = prepared()
+        disk.stop_at_call = disk.calls + at + 1
+        with pytest.raises(WorldStopped):
+            act(one)
+        for image in disk.crash_images(Random(at)):
+            left = image.disk
+            note = kept(left)
+            assert note in (before, after)
+            outcomes.add(note == after)
+            # and the next process reads it, whatever is left beside it
+            next_one = starts(left, seed=3)
+            next_one.count()
+            assert next_one.own.number > before.number
+            assert left.stat(ASIDE) is None
+    assert outcomes == {True, False}
