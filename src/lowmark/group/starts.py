@@ -160,11 +160,23 @@ class Starts:
                     older = max(older, start.number)
             elif judge(start, self.known(node)) is Verdict.NEW:
                 news[node] = start
+            else:
+                self._compare(node, start)
         if news:
             learned = {str(node): start for node, start in news.items()}
             self._save(known={**self._note.known, **learned})
             self.revision += 1
         return older, news.keys()
+
+    def _compare(self, node: int, start: Start) -> None:
+        """Say so if two directories of a node were believed, one here and one elsewhere."""
+        known = self.known(node)
+        if known is not None and known.number == start.number and known.id != start.id:
+            logger.error(
+                "two directories of one node were believed, each by some nodes: rows that only one"
+                " side acknowledged may be lost",
+                extra={"peer": node, "start": start.number},
+            )
 
     def is_older_than(self, number: int) -> None:
         """This directory is older than that start: from here on this node is silent."""
