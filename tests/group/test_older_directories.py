@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
+
 from group.cluster import Cluster, Member
 from group.kv import Row, put
 from lowmark.group.hello import SERVICE
 from lowmark.group.wire import Answer, Ask, Item
 from lowmark.raft import Append
 from lowmark.runtime.sim import SimDisk
+from lowmark.runtime.sim.disk import WorldStopped
+
+STOPS = range(2, 60, 4)
 
 
 def image_of(member: Member) -> SimDisk:
@@ -297,3 +302,32 @@ def test_a_node_of_a_release_before_is_believed_without_a_start() -> None:
     wait_hellos(cluster, 1, 2, 3)
     cluster.propose(put("b", b"x"))
     cluster.wait_even()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "at", [pytest.param(at, marks=() if at in {4, 14, 30} else pytest.mark.release) for at in STOPS]
+)
+def test_a_crash_while_copies_are_put_in_doubt_is_made_good_by_the_next_start(at: int) -> None:
+    # given an older directory whose node loses power at some disk call of its start, and again
+    cluster = Cluster()
+    rolled_back(cluster)
+    node = cluster[2]
+    node.crash()
+    for again in range(2):
+        node.disk.stop_at_call = node.disk.calls + at + again
+        try:
+            node.start()
+            cluster.run_until(lambda: node.clock.crashed, timeout_ms=3_000)
+        except (WorldStopped, TimeoutError):
+            pass
+        node.crash()
+        # then it has elected no leader with the third one
+        assert cluster.leader() is None
+    node.start()
+    cluster.run_for(3_000)
+    assert cluster.leader() is None
+    # and no row is lost when the first one is back
+    cluster[1].start()
+    cluster.wait_even()
+    assert len(rows_at(cluster, 2)) == 21

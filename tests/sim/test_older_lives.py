@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from group import test_older_directories as scenes
 from sim.cluster_ledger import Broken
 from sim.lives import first_broken, portions, seeds_of
 from sim.older_life import SEEDS_IN_ALL, SEEDS_IN_TEST, live
@@ -19,8 +20,14 @@ FOUND_BY = {
     "forgets starts with its process": (19, "acknowledged rows"),
     "begins anew with the copies that it has": (0, "no peace"),
 }
-"""The seed, and a part of what is said then. What the other rules are for has tests of its own, in
-`group/test_older_directories`: too few lives come by there."""
+"""The seed, and a part of what is said then."""
+SCENES = {
+    "takes votes of those who were not told": (
+        scenes.test_a_vote_goes_only_to_a_candidate_that_knows_what_the_voter_knows
+    ),
+    "tells only of itself": scenes.test_what_one_node_has_heard_the_others_hear_from_it,
+}
+"""Rules that too few lives come by have a scene of their own, which finds them."""
 
 
 @pytest.mark.slow
@@ -60,3 +67,14 @@ def test_a_broken_rule_is_found(name: str, record_property: Callable[[str, objec
         record_property, name, known=first, lives_in_all=SEEDS_IN_ALL, broken=broken
     )
     assert said in found or "acknowledged rows" in found, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCENES)
+def test_a_broken_rule_is_found_by_its_scene(name: str) -> None:
+    with MUTANTS[name](), pytest.raises(AssertionError):
+        SCENES[name]()
+
+
+def test_each_broken_rule_is_looked_for() -> None:
+    assert MUTANTS.keys() == FOUND_BY.keys() | SCENES.keys()
