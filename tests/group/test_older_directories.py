@@ -304,6 +304,19 @@ def test_a_node_of_a_release_before_is_believed_without_a_start() -> None:
     cluster.wait_even()
 
 
+def test_an_older_directory_that_is_started_often_is_older_all_the_same() -> None:
+    # given an older directory whose node ends several times before it hears of another one
+    cluster = Cluster()
+    rolled_back(cluster)
+    for _ in range(5):
+        cluster[2].crash(killed=True)
+        cluster[2].start()
+    # then it is told all the same
+    cluster.run_for(10_000)
+    assert cluster.leader() is None
+    assert cluster[2].here.older_words
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "at", [pytest.param(at, marks=() if at in {4, 14, 30} else pytest.mark.release) for at in STOPS]

@@ -42,10 +42,37 @@ def test_each_process_of_a_directory_counts_once() -> None:
     one.count()
     one.count()
     assert one.own.number == 1
+    one.was_heard()
     two = starts(disk, seed=2)
     two.count()
     assert two.own.number == 2
     assert two.own.id != one.own.id
+    assert two.before == ()
+
+
+def test_a_start_that_was_not_heard_of_is_followed_by_one_of_the_same_number() -> None:
+    # given a start that its node does not know to be heard of, though one node has kept it
+    disk = SimDisk()
+    one = starts(disk)
+    one.count()
+    # when the next ones begin
+    two, three = starts(disk, seed=2), None
+    two.count()
+    three = starts(disk, seed=3)
+    three.count()
+    # then they are known as its successors
+    assert three.own.number == 1
+    assert three.before == (one.own.id, two.own.id)
+    assert judge(three.own, one.own, three.before) is Verdict.NEW
+    # and as those of no other directory's
+    assert judge(three.own, Start(1, 5), three.before) is Verdict.OLDER
+    # and there is an end to how many are kept
+    for seed in range(100):
+        starts(disk, seed=seed + 4).count()
+    last = starts(disk, seed=200)
+    last.count()
+    assert len(last.before) == 64
+    assert judge(last.own, one.own, last.before) is Verdict.NEW
 
 
 def test_what_is_heard_is_kept_over_a_restart_and_never_goes_back() -> None:
@@ -110,7 +137,9 @@ def test_a_damaged_note_is_put_aside_and_counting_begins_anew() -> None:
     # given a directory that was started often
     disk = SimDisk()
     for _ in range(3):
-        starts(disk).count()
+        one = starts(disk)
+        one.count()
+        one.was_heard()
     disk.flip_bit(PATH, 40)
     # when its note is damaged
     one = starts(disk)
@@ -187,6 +216,6 @@ def test_a_crash_at_any_disk_call_leaves_the_note_as_it_was_or_as_it_is_to_be(st
             # and the next process reads it, whatever is left beside it
             next_one = starts(left, seed=3)
             next_one.count()
-            assert next_one.own.number > before.number
+            assert next_one.own != Start(before.number, before.id)
             assert left.stat(ASIDE) is None
     assert outcomes == {True, False}

@@ -1,4 +1,4 @@
-"""Disk images that are put back, on nodes that are processes: nothing that was acknowledged goes."""
+"""Disk images that are put back, on nodes that are processes."""
 
 from __future__ import annotations
 
@@ -57,6 +57,7 @@ def all_voters(nodes: Nodes, at: int) -> bool:
     return all(len(g.voters) == 3 and g.state == "available" and not g.learners for g in groups)
 
 
+@pytest.mark.release  # `group/test_older_directories` has the same scene, without processes
 def test_rows_that_an_older_directory_had_acknowledged_are_not_lost(tmp_path: Path) -> None:
     with Nodes(tmp_path, 3) as nodes:
         # given an image of n1 from before its last start, which all have heard of

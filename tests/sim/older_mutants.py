@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, contextmanager
 
@@ -21,7 +21,8 @@ __all__ = ["MUTANTS"]
 
 @contextmanager
 def believes_any_start() -> Iterator[None]:
-    def judge(claimed: Start, known: Start | None) -> Verdict:
+    def judge(claimed: Start, known: Start | None, before: Sequence[int] = ()) -> Verdict:
+        del before
         return Verdict.SAME if claimed == known else Verdict.NEW
 
     with replaced(hello, "judge", judge), replaced(starts, "judge", judge):
@@ -31,13 +32,15 @@ def believes_any_start() -> Iterator[None]:
 def forgets_starts_with_its_process() -> AbstractContextManager[None]:
     original = Starts.heard
 
-    def heard(self: Starts, found: Iterable[tuple[int, Start]]) -> tuple[int, AbstractSet[int]]:
+    def heard(
+        self: Starts, found: Iterable[tuple[int, Start]], *, of: int, before: Sequence[int]
+    ) -> tuple[int, AbstractSet[int]]:
         def keep(**changes: object) -> None:
             self._note = msgspec.structs.replace(self._note, **changes)
 
         self._save = keep  # type: ignore[method-assign]
         try:
-            return original(self, found)
+            return original(self, found, of=of, before=before)
         finally:
             del self._save
 
@@ -68,10 +71,21 @@ def tells_only_of_itself() -> AbstractContextManager[None]:
     return replaced(Starts, "all_known", all_known)
 
 
+def counts_starts_that_none_heard_of() -> AbstractContextManager[None]:
+    original = Starts.count
+
+    def count(self: Starts) -> None:
+        self._note = msgspec.structs.replace(self._note, heard=True)
+        original(self)
+
+    return replaced(Starts, "count", count)
+
+
 MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "believes any start": believes_any_start,
     "forgets starts with its process": forgets_starts_with_its_process,
     "begins anew with the copies that it has": begins_anew_with_the_copies_that_it_has,
     "takes votes of those who were not told": takes_votes_of_those_who_were_not_told,
     "tells only of itself": tells_only_of_itself,
+    "counts starts that none heard of": counts_starts_that_none_heard_of,
 }

@@ -25,6 +25,9 @@ SCENES = {
     "takes votes of those who were not told": (
         scenes.test_a_vote_goes_only_to_a_candidate_that_knows_what_the_voter_knows
     ),
+    "counts starts that none heard of": (
+        scenes.test_an_older_directory_that_is_started_often_is_older_all_the_same
+    ),
     "tells only of itself": scenes.test_what_one_node_has_heard_the_others_hear_from_it,
 }
 """Rules that too few lives come by have a scene of their own, which finds them."""

@@ -24,22 +24,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from lowmark.errors import LowmarkError
-from lowmark.group.calls import Reply
+from lowmark.group.calls import Calls, Reply
+from lowmark.group.config import GroupConfig
 from lowmark.group.errors import GroupStopped
 from lowmark.group.starts import Starts
 from lowmark.group.storage import GroupMeta
+from lowmark.group.transport import Transport
 from lowmark.log import GroupLog, Log
 from lowmark.raft import Members
 from lowmark.runtime import Buffer, Future
 
 if TYPE_CHECKING:
     from lowmark.group.group import Group
-    from lowmark.group.groups import Groups
 
 logger = logging.getLogger(__name__)
 
@@ -63,11 +64,26 @@ _decode_ask = msgspec.msgpack.Decoder(_Ask).decode
 _decode_said = msgspec.msgpack.Decoder(tuple[_Said, ...]).decode
 
 
+class Copies(Protocol):
+    """What it needs of its node."""
+
+    node: int
+    config: GroupConfig
+    calls: Calls
+    transport: Transport
+
+    def group(self, name: str) -> Group:
+        """A group that is open here."""
+
+    def groups(self) -> list[Group]:
+        """All groups that are open here, by name."""
+
+
 class Doubts:
     """One node's copies in doubt, and its answers for those of others. All calls on the loop."""
 
     def __init__(
-        self, groups: Groups, log: Log, starts: Starts, *, begun_anew: Callable[[], None]
+        self, groups: Copies, log: Log, starts: Starts, *, begun_anew: Callable[[], None]
     ) -> None:
         self._groups = groups
         self._log = log

@@ -17,20 +17,20 @@ if it has one.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
 from lowmark.errors import LowmarkError
-from lowmark.group.calls import NoService, Reply
+from lowmark.group.calls import Calls, NoService, Reply
+from lowmark.group.config import GroupConfig
 from lowmark.group.starts import Start, Starts, Verdict, judge
+from lowmark.group.transport import Transport
 from lowmark.group.wire import Item
 from lowmark.runtime import Buffer, Future
-
-if TYPE_CHECKING:
-    from lowmark.group.groups import Groups
 
 logger = logging.getLogger(__name__)
 
@@ -54,10 +54,31 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
     """In an answer: all that the question said is kept."""
     older_than: int = 0
     """In an answer: the asker's directory is older than the start of this number; 0: it is not."""
+    before: tuple[int, ...] = ()
+    """Identities of earlier starts of its node, of the same number, which may have been heard of.
+    """
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Hello).decode
+
+
+class Link(Protocol):
+    """What it needs of its node."""
+
+    config: GroupConfig
+    calls: Calls
+    transport: Transport
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+
+    def now_ms(self) -> int:
+        """Time that only grows."""
+
+    def send(self, group: str, item: Item) -> None:
+        """Send with this turn's frame."""
 
 
 class _Peer:
@@ -95,7 +116,7 @@ class Hellos:
 
     def __init__(
         self,
-        groups: Groups,
+        groups: Link,
         starts: Starts,
         *,
         older: Callable[[int], None],
@@ -186,7 +207,8 @@ class Hellos:
         revision = self._starts.revision
         peer.asked_at_ms = self._groups.now_ms()
         peer.unanswered += 1
-        question = _encode(Hello(self._transport.boot, self._starts.all_known()))
+        starts = self._starts
+        question = _encode(Hello(self._transport.boot, starts.all_known(), before=starts.before))
 
         def answered(future: Future[bytes]) -> None:
             peer.unanswered -= 1
@@ -222,6 +244,8 @@ class Hellos:
             return False
         if answer.kept and not answer.older_than:
             peer.told = max(revision, peer.told if peer.told < _ALL else 0)
+            with contextlib.suppress(LowmarkError):  # the next answer says it again
+                self._starts.was_heard()
         if answer.older_than:
             self._older(answer.older_than)
         return answer.kept
@@ -237,7 +261,8 @@ class Hellos:
         kept = known and self._take(sender, asked)
         older_than = self._peer(sender).older_than if kept else 0
         starts = self._starts.all_known() if self._starts.counted else ()
-        reply(_encode(Hello(self._transport.boot, starts, kept, older_than)))
+        before = self._starts.before
+        reply(_encode(Hello(self._transport.boot, starts, kept, older_than, before)))
 
     def _take(self, node: int, hello: Hello) -> bool:
         """Keep what another node says; whether that is done."""
@@ -247,7 +272,7 @@ class Hellos:
             return False
         known = starts.known(node)
         try:
-            older, news = starts.heard(hello.starts)
+            older, news = starts.heard(hello.starts, of=node, before=hello.before)
         except LowmarkError as error:
             logger.warning("a start was not kept", extra={"peer": node, "reason": error.message})
             return False
@@ -255,7 +280,7 @@ class Hellos:
             # Its process is a new one, or its directory is older: in either case it says so itself.
             self._peer(other).boot = 0
             self._doubt(other)
-        if known is not None and judge(claimed, known) is Verdict.OLDER:
+        if known is not None and judge(claimed, known, hello.before) is Verdict.OLDER:
             if not peer.older_than:
                 logger.error(
                     "a node's directory is older than what was seen of it: it is not believed",

@@ -2,16 +2,21 @@
 
 A disk image that is put back, a copy of a directory, a snapshot of a machine: a node that starts
 from one has forgotten votes and entries that it acknowledged since, and nothing in its directory
-says so. So each start of a node has a number, one higher than the last one of its directory, and an
-identity that is drawn. Both are durable before the node says anything to another one; and each node
-keeps the last start that it knows of each other node, durably, before it believes a word of that
-start (`hello`). A node that claims a start that others know as another one, or a lower one, has a
-directory that is older than what was seen of it.
+says so. So each start of a node has a number, one higher than that of the last start that another
+node has heard of, and an identity that is drawn. Both are durable before the node says anything to
+another one; and each node keeps the last start that it knows of each other node, durably, before it
+believes a word of that start (`hello`). A node that claims a start that others know as another one,
+or a lower one, has a directory that is older than what was seen of it.
 
     claimed    known: none or lower     a new start: it is kept
                known: the same          the same start
+               as high, and an earlier  a new start, after one of which its node did not know that
+               one of that number       it was heard of
                known: higher, or as     the directory is older: nothing that it says of groups is
                high with another id     believed, and it is told
+
+The number does not grow with starts that no other node heard of: an older directory that is started
+again and again, and never gets as far as to be told, would else pass for a new one in the end.
 
 What a node does that learns this of itself, and what is true after each step
 
@@ -27,15 +32,14 @@ What a node does that learns this of itself, and what is true after each step
 
 A crash after any of them is made good by the next start: a note with `lost` goes on with 2.
 
-A start that no other node heard of leaves a hole in the numbers, and does no harm. What can't be
-recognised: a directory that was copied after the last start of it that anyone heard of; one whose
-start only nodes heard of that are all away; and one of a node that has no others.
+What can't be recognised: a directory that was copied after the last start of it that anyone heard
+of; one whose start only nodes heard of that are all away; and one of a node that has no others.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from enum import Enum
 
@@ -49,6 +53,8 @@ from lowmark.runtime import Disk
 
 logger = logging.getLogger(__name__)
 
+_BEFORE_MAX = 64
+"""So many starts that no other node is known to have heard of have identities of their own."""
 PATH = files.STARTS
 ASIDE = f"{PATH}~"
 DAMAGED = f"{PATH}.damaged"
@@ -70,9 +76,13 @@ class Verdict(Enum):
     OLDER = "older"
 
 
-def judge(claimed: Start, known: Start | None) -> Verdict:
-    """Compare what a node claims with what is known of it."""
+def judge(claimed: Start, known: Start | None, before: Sequence[int] = ()) -> Verdict:
+    """Compare what a node claims with what is known of it; `before`: earlier identities of the same
+    number that its directory has.
+    """
     if known is None or claimed.number > known.number:
+        return Verdict.NEW
+    if claimed.number == known.number and known.id in before:
         return Verdict.NEW
     return Verdict.SAME if claimed == known else Verdict.OLDER
 
@@ -83,6 +93,10 @@ class StartsNote(Note, frozen=True, kw_only=True):
     number: int = 0
     """Of the last start of this directory; 0: it was never started among others."""
     id: int = 0
+    before: tuple[int, ...] = ()
+    """Of earlier starts of the same number, which no other node is known to have heard of."""
+    heard: bool = False
+    """Whether another node has kept the last start."""
     known: dict[str, Start] = msgspec.field(default_factory=dict)
     """The last start of each other node that this one knows of, by number of the node."""
     lost: int = 0
@@ -116,6 +130,11 @@ class Starts:
         return Start(self._note.number, self._note.id)
 
     @property
+    def before(self) -> tuple[int, ...]:
+        """The identities of earlier starts of the same number."""
+        return self._note.before
+
+    @property
     def lost(self) -> int:
         """The start that this directory is older than, while its copies are not all in doubt."""
         return max(self._note.lost, self._found_lost)
@@ -143,12 +162,25 @@ class Starts:
 
     def count(self) -> None:
         """Count this start; durable when it returns. Nothing is said to other nodes before."""
-        if not self.counted:
-            self._save(number=self._note.number + 1, id=self._draw())
-            self.counted = True
+        if self.counted:
+            return
+        note = self._note
+        if note.heard or not note.number:
+            self._save(number=note.number + 1, id=self._draw(), before=(), heard=False)
+        elif len(note.before) < _BEFORE_MAX:
+            self._save(id=self._draw(), before=(*note.before, note.id))
+        self.counted = True
 
-    def heard(self, starts: Iterable[tuple[int, Start]]) -> tuple[int, AbstractSet[int]]:
-        """Another node knows these; durable when it returns.
+    def was_heard(self) -> None:
+        """Another node has kept this start."""
+        if not self._note.heard:
+            self._save(heard=True)
+
+    def heard(
+        self, starts: Iterable[tuple[int, Start]], *, of: int = 0, before: Sequence[int] = ()
+    ) -> tuple[int, AbstractSet[int]]:
+        """Another node knows these, `of` with earlier ones of the same number; durable when it
+        returns.
 
         Give the number of the start that this directory is older than (0: it is not), and the nodes
         of which this one has learned a start.
@@ -156,27 +188,15 @@ class Starts:
         older, news = 0, {}
         for node, start in starts:
             if node == self._node:
-                if judge(self.own, start) is Verdict.OLDER:
+                if judge(self.own, start, self.before) is Verdict.OLDER:
                     older = max(older, start.number)
-            elif judge(start, self.known(node)) is Verdict.NEW:
+            elif judge(start, self.known(node), before if node == of else ()) is Verdict.NEW:
                 news[node] = start
-            else:
-                self._compare(node, start)
         if news:
             learned = {str(node): start for node, start in news.items()}
             self._save(known={**self._note.known, **learned})
             self.revision += 1
         return older, news.keys()
-
-    def _compare(self, node: int, start: Start) -> None:
-        """Say so if two directories of a node were believed, one here and one elsewhere."""
-        known = self.known(node)
-        if known is not None and known.number == start.number and known.id != start.id:
-            logger.error(
-                "two directories of one node were believed, each by some nodes: rows that only one"
-                " side acknowledged may be lost",
-                extra={"peer": node, "start": start.number},
-            )
 
     def is_older_than(self, number: int) -> None:
         """This directory is older than that start: from here on this node is silent."""
@@ -190,7 +210,8 @@ class Starts:
     def begin_anew(self) -> None:
         """Step 3: all copies are in doubt."""
         number = max(self._note.number, self.lost) + 1
-        self._save(number=number, id=self._draw(), lost=0, unsettled=True)
+        anew = {"number": number, "id": self._draw(), "before": (), "heard": False}
+        self._save(**anew, lost=0, unsettled=True)
         self._found_lost = 0
         self.revision += 1
 
