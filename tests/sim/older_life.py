@@ -21,7 +21,7 @@ from sim.cluster_ledger import Broken, confirm
 
 __all__ = ["SEEDS_IN_ALL", "SEEDS_IN_TEST", "OlderLife", "OlderStory", "live"]
 
-SEEDS_IN_TEST = 12
+SEEDS_IN_TEST = 4
 SEEDS_IN_ALL = 400
 STEPS = 140
 PEACE_MS = 60_000
