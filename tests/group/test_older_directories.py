@@ -7,6 +7,7 @@ import pytest
 from group.cluster import Cluster, Member
 from group.kv import Row, put
 from lowmark.group.hello import SERVICE
+from lowmark.group.starts import ASIDE, PATH
 from lowmark.group.wire import Answer, Ask, Item
 from lowmark.raft import Append
 from lowmark.runtime.sim import SimDisk
@@ -277,6 +278,49 @@ def test_a_group_that_the_directory_lacks_gets_a_copy_in_doubt() -> None:
     cluster[1].start()
     cluster.wait_even(name="later")
     assert "acknowledged" in cluster[2].machines["later"].rows
+
+
+def test_an_only_copy_that_is_older_waits_for_an_operator() -> None:
+    # given a group that 2 alone has, and an image of it
+    cluster = Cluster(group="")
+    wait_hellos(cluster, 1, 2, 3)
+    cluster[2].create("g", (2,))
+    cluster.propose(put("before", b"x"))
+    cluster[2].stop()
+    image = image_of(cluster[2])
+    cluster[2].start()
+    wait_hellos(cluster, 1, 2, 3)
+    cluster.propose(put("acknowledged", b"x"))
+    cluster[2].stop()
+    # when the image is put back
+    put_back(cluster[2], image)
+    cluster[2].start()
+    cluster.run_until(lambda: cluster[2].group().in_doubt)
+    cluster.run_for(5_000)
+    # then it does not go on as if nothing had been
+    assert cluster.leader() is None
+    assert "the only copy" in cluster[2].group().status().silent
+    # but when an operator says so
+    cluster[2].here.reset("g", cluster.new_machine(1))
+    cluster.wait_leader()
+    cluster[2].here.settle()
+    cluster.run_until(lambda: not cluster[2].here.older_words)
+
+
+def test_a_start_that_can_t_be_counted_keeps_its_node_silent_until_it_is() -> None:
+    cluster = Cluster()
+    cluster.propose(put("a", b"x"))
+    cluster[3].stop()
+    cluster[3].disk.go_bad("unwritable", PATH)
+    cluster[3].disk.go_bad("unwritable", ASIDE)
+    cluster[3].start()
+    sent = cluster.network.watch()
+    cluster.run_for(3_000)
+    assert "can't be counted" in cluster[3].here.older_words
+    assert not any(group == "g" for s in sent if s.sender == 3 for group, _ in s.items)
+    cluster[3].disk.heal()
+    cluster.wait_even()
+    assert not cluster[3].here.older_words
 
 
 def test_a_node_of_a_release_before_is_believed_without_a_start() -> None:

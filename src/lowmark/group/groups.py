@@ -160,6 +160,8 @@ class Groups:
         )
         self.starts = Starts(runtime.disk, node=node, draw=lambda: runtime.random.getrandbits(62))
         """Which starts of nodes this directory knows; see `starts`."""
+        self._uncounted = ""
+        """Why its start could not be counted, the last time."""
         self.hellos = Hellos(self, self.starts, older=self._is_older, doubt=self._doubt)
         self._doubts = Doubts(self, log, self.starts, begun_anew=self._began_anew)
         self.when_begun_anew: Callable[[], None] = lambda: None
@@ -456,6 +458,8 @@ class Groups:
     def older_words(self) -> str:
         """What there is to say of this directory to people, if it is older than it should be."""
         starts = self.starts
+        if self._uncounted:
+            return f"this node is silent, for its start can't be counted: {self._uncounted}"
         if not starts.older_than and not starts.lost:
             return ""
         waiting = sum(one.waits for one in self.groups() if one.stopped is None)
@@ -477,8 +481,11 @@ class Groups:
     def _count(self) -> None:
         try:
             self.starts.count()
-        except LowmarkError as error:
-            logger.error("this start can't be counted: this node is silent", extra={"why": error})
+            self._uncounted = ""
+        except LowmarkError as error:  # it is tried again with the next tick
+            if error.message != self._uncounted:
+                logger.error("a start can't be counted", extra={"reason": error.message})
+            self._uncounted = error.message
 
     def _is_older(self, number: int) -> None:
         self._doubts.begin(number)
