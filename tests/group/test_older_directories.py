@@ -9,7 +9,7 @@ from group.kv import Row, put
 from lowmark.group.hello import SERVICE
 from lowmark.group.starts import ASIDE, PATH
 from lowmark.group.wire import Answer, Ask, Item
-from lowmark.raft import Append
+from lowmark.raft import Append, Vote
 from lowmark.runtime.sim import SimDisk
 from lowmark.runtime.sim.disk import WorldStopped
 
@@ -346,6 +346,47 @@ def test_a_node_of_a_release_before_is_believed_without_a_start() -> None:
     wait_hellos(cluster, 1, 2, 3)
     cluster.propose(put("b", b"x"))
     cluster.wait_even()
+
+
+def test_a_node_that_was_of_a_release_before_is_told_all_when_it_is_upgraded() -> None:
+    # given a node of a release before, which was told nothing, for it would have kept nothing
+    cluster = Cluster()
+    old = cluster[3]
+    old.here.calls._services.pop(SERVICE)
+    old.here.hellos.tick = lambda: None  # type: ignore[method-assign]
+    cluster.run_until(lambda: cluster[1].here.hellos._peer(3).told > 1 << 60)
+    # when it is upgraded, and is the first to say hello
+    old.restart()
+    wait_hellos(cluster, 1, 2, 3)
+    # then it is told again: also what others learn from here on
+    cluster.run_until(lambda: 0 < cluster[1].here.hellos._peers[3].told < 1 << 60)
+    cluster.isolate(2, 3)
+    cluster[2].restart()
+    cluster.network.loses = lambda s, t, item: {s, t} == {2, 3}
+    cluster.heal()
+    wait_hellos(cluster, 1, 2)
+    own = cluster[2].here.starts.own
+    cluster.run_until(lambda: cluster[3].here.starts.known(2) == own)
+
+
+def test_what_a_process_was_told_does_not_count_for_the_next_one_of_its_node() -> None:
+    # given a node that has kept all that 1 knows, and whose next process has lost it
+    cluster = Cluster()
+    cluster.run_until(
+        lambda: cluster[1].here.hellos._peer(3).told == cluster[1].here.starts.revision
+    )
+    cluster[3].stop()
+    cluster[3].disk.unlink(PATH)
+    # when that one has said hello, and 1 has not heard that it keeps anything
+    cluster.network.loses = lambda s, t, item: (s, t) == (3, 1) and isinstance(item, Answer)
+    cluster[3].start()
+    boot = cluster[3].here.transport.boot
+    cluster.run_until(lambda: cluster[1].here.hellos._peer(3).boot == boot)
+    # then no vote goes to it
+    vote = Vote(3, 1, 1, 0, 0, 0, pre=False)
+    assert not cluster[1].here.hellos.may_vote(3, "g", vote)
+    cluster.network.loses = None
+    cluster.run_until(lambda: cluster[1].here.hellos.may_vote(3, "g", vote))
 
 
 def test_an_older_directory_that_is_started_often_is_older_all_the_same() -> None:

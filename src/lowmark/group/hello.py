@@ -290,6 +290,10 @@ class Hellos:
             self._doubt(node)
         else:
             peer.older_than = 0
+        if hello.boot != peer.boot:
+            # Another process, or one of another directory: what the one before was told, or would
+            # not have kept, says nothing of what this one knows.
+            peer.told, peer.wait_ms = 0, 0
         peer.boot = hello.boot
         if older:
             self._older(older)
