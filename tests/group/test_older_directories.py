@@ -135,6 +135,49 @@ def test_what_one_node_has_heard_the_others_hear_from_it() -> None:
     assert "acknowledged" in rows_at(cluster, 3)
 
 
+def test_a_start_that_two_nodes_know_by_other_identities_is_known_by_both() -> None:
+    # given a start of 2 that 3 has kept, and 2 does not know that it has
+    cluster = Cluster()
+    cluster.propose(put("before", b"x"))
+    cluster.wait_even()
+    cluster[2].stop()
+    cluster.network.loses = lambda s, t, item: (
+        {s, t} == {1, 2} or ((s, t) == (3, 2) and isinstance(item, Answer))
+    )
+    cluster[2].start()
+    own = cluster[2].here.starts.own
+    cluster.run_until(lambda: cluster[3].here.starts.known(2) == own)
+    cluster[2].crash(killed=True)
+    image = image_of(cluster[2])
+    # and the next one, of the same number, that 1 alone has heard of from it
+    cluster.network.loses = lambda s, t, item: (
+        {s, t} == {2, 3} or (3 in {s, t} and isinstance(item, Append))
+    )
+    cluster[2].start()
+    assert cluster[2].here.starts.own.number == own.number
+    wait_hellos(cluster, 1, 2)
+    cluster.run_until(lambda: cluster[1].here.hellos._peer(3).told >= 2)
+    cluster.run_for(1_000)
+    # and a row that 1 and 2 have
+    cluster[3].stop()
+    cluster.network.loses = None
+    cluster.propose(put("acknowledged", b"x"))
+    cluster.wait_even(1, 2)
+    # when 2 has the image, and 1 is down
+    cluster[2].stop()
+    cluster[1].stop()
+    put_back(cluster[2], image)
+    cluster[2].start()
+    cluster[3].start()
+    cluster.run_for(10_000)
+    # then 3 knows what 1 has heard of, and elects no leader with 2
+    assert cluster.leader() is None
+    assert cluster[2].here.older_words
+    cluster[1].start()
+    cluster.wait_even()
+    assert "acknowledged" in rows_at(cluster, 3)
+
+
 def test_a_vote_goes_only_to_a_candidate_that_knows_what_the_voter_knows() -> None:
     # given five voters, and a start of 2 that all but 5 know, which is told nothing
     cluster = Cluster(nodes=5)

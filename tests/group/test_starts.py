@@ -28,6 +28,9 @@ def starts(disk: SimDisk, *, node: int = 2, seed: int = 1) -> Starts:
         (Start(6, 7), Start(6, 8), Verdict.OLDER),  # two directories that were one
         (Start(5, 7), Start(6, 7), Verdict.OLDER),
         (Start(0, 0), Start(1, 7), Verdict.OLDER),  # an empty directory of a node that had one
+        (Start(6, 9, (7, 8)), Start(6, 8, (7,)), Verdict.NEW),
+        (Start(6, 9, (7, 8)), Start(6, 7, (8, 9)), Verdict.SAME),
+        (Start(6, 9, (7,)), Start(6, 8, (7,)), Verdict.OLDER),  # two that go on from one start
     ],
 )
 def test_a_start_is_compared_with_the_last_one_that_is_known(
@@ -47,7 +50,7 @@ def test_each_process_of_a_directory_counts_once() -> None:
     two.count()
     assert two.own.number == 2
     assert two.own.id != one.own.id
-    assert two.before == ()
+    assert two.own.before == ()
 
 
 def test_a_start_that_was_not_heard_of_is_followed_by_one_of_the_same_number() -> None:
@@ -62,17 +65,17 @@ def test_a_start_that_was_not_heard_of_is_followed_by_one_of_the_same_number() -
     three.count()
     # then they are known as its successors
     assert three.own.number == 1
-    assert three.before == (one.own.id, two.own.id)
-    assert judge(three.own, one.own, three.before) is Verdict.NEW
+    assert three.own.before == (one.own.id, two.own.id)
+    assert judge(three.own, one.own) is Verdict.NEW
     # and as those of no other directory's
-    assert judge(three.own, Start(1, 5), three.before) is Verdict.OLDER
+    assert judge(three.own, Start(1, 5)) is Verdict.OLDER
     # and there is an end to how many are kept
     for seed in range(100):
         starts(disk, seed=seed + 4).count()
     last = starts(disk, seed=200)
     last.count()
-    assert len(last.before) == 64
-    assert judge(last.own, one.own, last.before) is Verdict.NEW
+    assert len(last.own.before) == 64
+    assert judge(last.own, one.own) is Verdict.NEW
 
 
 def test_what_is_heard_is_kept_over_a_restart_and_never_goes_back() -> None:
@@ -81,13 +84,50 @@ def test_what_is_heard_is_kept_over_a_restart_and_never_goes_back() -> None:
     one.count()
     assert one.heard([(1, Start(5, 50)), (3, Start(2, 20))]) == (0, {1, 3})
     before = one.revision
-    # what is old, and what is another start of the same number, changes nothing
-    assert one.heard([(1, Start(4, 40)), (3, Start(2, 21))]) == (0, set())
+    # what is old, and another start of the same number that its node claims, changes nothing
+    assert one.heard([(1, Start(4, 40)), (3, Start(2, 21))], of=3) == (0, set())
     assert one.revision == before
     again = starts(disk)
     assert again.known(1) == Start(5, 50)
     assert again.known(3) == Start(2, 20)
     assert again.known(4) is None
+
+
+def test_all_starts_of_one_number_are_kept_whichever_node_told_of_them() -> None:
+    # given a start of 2 that this node has heard of from it
+    one = starts(SimDisk(), node=3)
+    one.count()
+    one.heard([(2, Start(7, 70))], of=2)
+    # when another node knows one that followed, and 2 has none of that
+    before = one.revision
+    assert one.heard([(2, Start(7, 71))], of=1) == (0, {2})
+    assert one.revision > before
+    # then a claim has to name both
+    known = one.known(2)
+    assert judge(Start(7, 72, (70,)), known) is Verdict.OLDER
+    assert judge(Start(7, 71, (70,)), known) is Verdict.SAME
+    assert judge(Start(7, 72, (70, 71)), known) is Verdict.NEW
+    assert judge(Start(8, 80), known) is Verdict.NEW
+    # and a claim that is not believed does not count
+    assert one.heard([(2, Start(7, 72, (70,)))], of=2) == (0, set())
+    assert one.known(2) == known
+
+
+def test_nodes_come_to_keep_the_same_of_many_starts_of_one_number() -> None:
+    # given more starts of one number than any directory can name
+    told = [Start(7, 100 - n) for n in range(100)]
+    nodes = [starts(SimDisk(), node=3) for _ in range(3)]
+    for seed, one in enumerate(nodes):
+        one.count()
+        Random(seed).shuffle(told)
+        for start in told:
+            one.heard([(2, start)], of=1)
+    found = [one.known(2) for one in nodes]
+    # then all keep as many as no directory can name, and have nothing to tell each other
+    assert found[0] is not None
+    assert found[0] == found[1] == found[2]
+    assert len(found[0].ids) == 66
+    assert nodes[1].heard([(2, found[0])], of=1) == (0, set())
 
 
 def test_a_node_hears_of_its_own_later_start_that_its_directory_is_older() -> None:

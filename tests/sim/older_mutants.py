@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, contextmanager
 
@@ -21,8 +21,7 @@ __all__ = ["MUTANTS"]
 
 @contextmanager
 def believes_any_start() -> Iterator[None]:
-    def judge(claimed: Start, known: Start | None, before: Sequence[int] = ()) -> Verdict:
-        del before
+    def judge(claimed: Start, known: Start | None) -> Verdict:
         return Verdict.SAME if claimed == known else Verdict.NEW
 
     with replaced(hello, "judge", judge), replaced(starts, "judge", judge):
@@ -33,14 +32,14 @@ def forgets_starts_with_its_process() -> AbstractContextManager[None]:
     original = Starts.heard
 
     def heard(
-        self: Starts, found: Iterable[tuple[int, Start]], *, of: int, before: Sequence[int]
+        self: Starts, found: Iterable[tuple[int, Start]], *, of: int
     ) -> tuple[int, AbstractSet[int]]:
         def keep(**changes: object) -> None:
             self._note = msgspec.structs.replace(self._note, **changes)
 
         self._save = keep  # type: ignore[method-assign]
         try:
-            return original(self, found, of=of, before=before)
+            return original(self, found, of=of)
         finally:
             del self._save
 
@@ -81,6 +80,13 @@ def counts_starts_that_none_heard_of() -> AbstractContextManager[None]:
     return replaced(Starts, "count", count)
 
 
+def keeps_the_first_of_two_starts_of_one_number() -> AbstractContextManager[None]:
+    def merged(one: Start, known: Start | None) -> Start:
+        return known if known is not None and known.number >= one.number else one
+
+    return replaced(starts, "merged", merged)
+
+
 MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "believes any start": believes_any_start,
     "forgets starts with its process": forgets_starts_with_its_process,
@@ -88,4 +94,5 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "takes votes of those who were not told": takes_votes_of_those_who_were_not_told,
     "tells only of itself": tells_only_of_itself,
     "counts starts that none heard of": counts_starts_that_none_heard_of,
+    "keeps the first of two starts of one number": keeps_the_first_of_two_starts_of_one_number,
 }

@@ -28,6 +28,9 @@ SCENES = {
     "counts starts that none heard of": (
         scenes.test_an_older_directory_that_is_started_often_is_older_all_the_same
     ),
+    "keeps the first of two starts of one number": (
+        scenes.test_a_start_that_two_nodes_know_by_other_identities_is_known_by_both
+    ),
     "tells only of itself": scenes.test_what_one_node_has_heard_the_others_hear_from_it,
 }
 """Rules that too few lives come by have a scene of their own, which finds them."""

@@ -54,9 +54,6 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
     """In an answer: all that the question said is kept."""
     older_than: int = 0
     """In an answer: the asker's directory is older than the start of this number; 0: it is not."""
-    before: tuple[int, ...] = ()
-    """Identities of earlier starts of its node, of the same number, which may have been heard of.
-    """
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -207,8 +204,7 @@ class Hellos:
         revision = self._starts.revision
         peer.asked_at_ms = self._groups.now_ms()
         peer.unanswered += 1
-        starts = self._starts
-        question = _encode(Hello(self._transport.boot, starts.all_known(), before=starts.before))
+        question = _encode(Hello(self._transport.boot, self._starts.all_known()))
 
         def answered(future: Future[bytes]) -> None:
             peer.unanswered -= 1
@@ -261,8 +257,7 @@ class Hellos:
         kept = known and self._take(sender, asked)
         older_than = self._peer(sender).older_than if kept else 0
         starts = self._starts.all_known() if self._starts.counted else ()
-        before = self._starts.before
-        reply(_encode(Hello(self._transport.boot, starts, kept, older_than, before)))
+        reply(_encode(Hello(self._transport.boot, starts, kept, older_than)))
 
     def _take(self, node: int, hello: Hello) -> bool:
         """Keep what another node says; whether that is done."""
@@ -272,7 +267,7 @@ class Hellos:
             return False
         known = starts.known(node)
         try:
-            older, news = starts.heard(hello.starts, of=node, before=hello.before)
+            older, news = starts.heard(hello.starts, of=node)
         except LowmarkError as error:
             logger.warning("a start was not kept", extra={"peer": node, "reason": error.message})
             return False
@@ -280,7 +275,7 @@ class Hellos:
             # Its process is a new one, or its directory is older: in either case it says so itself.
             self._peer(other).boot = 0
             self._doubt(other)
-        if known is not None and judge(claimed, known, hello.before) is Verdict.OLDER:
+        if known is not None and judge(claimed, known) is Verdict.OLDER:
             if not peer.older_than:
                 logger.error(
                     "a node's directory is older than what was seen of it: it is not believed",

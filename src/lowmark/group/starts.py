@@ -9,11 +9,15 @@ believes a word of that start (`hello`). A node that claims a start that others 
 or a lower one, has a directory that is older than what was seen of it.
 
     claimed    known: none or lower     a new start: it is kept
-               known: the same          the same start
-               as high, and an earlier  a new start, after one of which its node did not know that
-               one of that number       it was heard of
+               as high, and it names    the same start; or a new one, after some of which its node
+               all that are known of    did not know that they were heard of
+               that number
                known: higher, or as     the directory is older: nothing that it says of groups is
-               high with another id     believed, and it is told
+               high with one that it    believed, and it is told
+               does not name
+
+Of the highest number that is known, all identities are kept, whichever node told of them: two nodes
+may each know another start of that number, and only a directory that has both is not older.
 
 The number does not grow with starts that no other node heard of: an older directory that is started
 again and again, and never gets as far as to be told, would else pass for a new one in the end.
@@ -39,7 +43,7 @@ of; one whose start only nodes heard of that are all away; and one of a node tha
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from enum import Enum
 
@@ -54,18 +58,27 @@ from lowmark.runtime import Disk
 logger = logging.getLogger(__name__)
 
 _BEFORE_MAX = 64
-"""So many starts that no other node is known to have heard of have identities of their own."""
+"""How many starts that no other node is known to have heard of have identities of their own."""
+_KNOWN_MAX = _BEFORE_MAX + 2
+"""How many identities of one number are kept: one more than any directory can name."""
 PATH = files.STARTS
 ASIDE = f"{PATH}~"
 DAMAGED = f"{PATH}.damaged"
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True):
-    """One start of a node."""
+    """One start of a node, as it claims it; or all starts of one number that are known of it."""
 
     number: int
     id: int
     """Drawn: two directories that were one begin starts of the same number."""
+    before: tuple[int, ...] = ()
+    """Identities of other starts of the same number: in a claim, earlier ones of its directory."""
+
+    @property
+    def ids(self) -> frozenset[int]:
+        """All identities."""
+        return frozenset((self.id, *self.before))
 
 
 class Verdict(Enum):
@@ -76,15 +89,25 @@ class Verdict(Enum):
     OLDER = "older"
 
 
-def judge(claimed: Start, known: Start | None, before: Sequence[int] = ()) -> Verdict:
-    """Compare what a node claims with what is known of it; `before`: earlier identities of the same
-    number that its directory has.
-    """
+def judge(claimed: Start, known: Start | None) -> Verdict:
+    """Compare what a node claims with what is known of it."""
     if known is None or claimed.number > known.number:
         return Verdict.NEW
-    if claimed.number == known.number and known.id in before:
-        return Verdict.NEW
-    return Verdict.SAME if claimed == known else Verdict.OLDER
+    if claimed.number < known.number or not known.ids <= claimed.ids:
+        return Verdict.OLDER
+    return Verdict.SAME if known.ids == claimed.ids else Verdict.NEW
+
+
+def merged(one: Start, known: Start | None) -> Start:
+    """What is known of a node when another node knows `one` of it."""
+    match judge(one, known):
+        case Verdict.NEW:
+            return one
+        case Verdict.OLDER if known is not None and one.number == known.number:
+            # The smallest, so that all nodes come to the same, whatever they hear first.
+            ids = sorted(one.ids | known.ids)[:_KNOWN_MAX]
+            return known if known.ids == set(ids) else Start(one.number, ids[0], tuple(ids[1:]))
+    return known or one
 
 
 class StartsNote(Note, frozen=True, kw_only=True):
@@ -98,7 +121,8 @@ class StartsNote(Note, frozen=True, kw_only=True):
     heard: bool = False
     """Whether another node has kept the last start."""
     known: dict[str, Start] = msgspec.field(default_factory=dict)
-    """The last start of each other node that this one knows of, by number of the node."""
+    """The last start of each other node that this one knows of, by number of the node, with all
+    that are known of the same number."""
     lost: int = 0
     """This directory is older than this start of it, and copies in it may not be in doubt yet."""
     unsettled: bool = False
@@ -127,12 +151,7 @@ class Starts:
     @property
     def own(self) -> Start:
         """What this process claims."""
-        return Start(self._note.number, self._note.id)
-
-    @property
-    def before(self) -> tuple[int, ...]:
-        """The identities of earlier starts of the same number."""
-        return self._note.before
+        return Start(self._note.number, self._note.id, self._note.before)
 
     @property
     def lost(self) -> int:
@@ -150,7 +169,9 @@ class Starts:
         return self._note.older_than
 
     def known(self, node: int) -> Start | None:
-        """The last start of another node that this one knows of."""
+        """The last start of another node that this one knows of, with all that are known of the
+        same number.
+        """
         return self._note.known.get(str(node))
 
     def all_known(self) -> tuple[tuple[int, Start], ...]:
@@ -177,10 +198,12 @@ class Starts:
             self._save(heard=True)
 
     def heard(
-        self, starts: Iterable[tuple[int, Start]], *, of: int = 0, before: Sequence[int] = ()
+        self, starts: Iterable[tuple[int, Start]], *, of: int = 0
     ) -> tuple[int, AbstractSet[int]]:
-        """Another node knows these, `of` with earlier ones of the same number; durable when it
-        returns.
+        """Another node knows these, `of`, which claims its own; durable when it returns.
+
+        A claim that is not believed is not kept. What another node has believed is: what was
+        promised to it counts, whichever directory promised it.
 
         Give the number of the start that this directory is older than (0: it is not), and the nodes
         of which this one has learned a start.
@@ -188,10 +211,14 @@ class Starts:
         older, news = 0, {}
         for node, start in starts:
             if node == self._node:
-                if judge(self.own, start, self.before) is Verdict.OLDER:
+                if judge(self.own, start) is Verdict.OLDER:
                     older = max(older, start.number)
-            elif judge(start, self.known(node), before if node == of else ()) is Verdict.NEW:
-                news[node] = start
+                continue
+            known = self.known(node)
+            refused = node == of and judge(start, known) is Verdict.OLDER
+            now = known if refused else merged(start, known)
+            if now is not None and now != known:
+                news[node] = now
         if news:
             learned = {str(node): start for node, start in news.items()}
             self._save(known={**self._note.known, **learned})
