@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from group.cluster import Cluster, Member
+from group.cluster import TINY_LOG, Cluster, Member
 from group.kv import Row, put
+from group.test_incarnations import damage, wait_voter
 from lowmark.group.hello import SERVICE
+from lowmark.group.rejoin import lost_copy, note_lost
 from lowmark.group.starts import ASIDE, PATH
 from lowmark.group.wire import Answer, Ask, Item
 from lowmark.raft import Append, Vote
@@ -37,6 +39,13 @@ def wait_hellos(cluster: Cluster, *numbers: int) -> None:
     cluster.run_until(
         lambda: all(known(one, other) for one in numbers for other in numbers if one != other)
     )
+
+
+def wait_idle(cluster: Cluster, number: int) -> None:
+    """Until the log of a node has nothing to do, as to delete a group."""
+    log = cluster[number].log
+    assert log is not None
+    cluster.run_until(lambda: log.idle)
 
 
 def rows_at(cluster: Cluster, number: int) -> dict[str, Row]:
@@ -348,6 +357,96 @@ def test_an_only_copy_that_is_older_waits_for_an_operator() -> None:
     cluster.wait_leader()
     cluster[2].here.settle()
     cluster.run_until(lambda: not cluster[2].here.older_words)
+
+
+@pytest.mark.parametrize("throw_away", ["rebuild", "leave"])
+def test_a_copy_in_doubt_that_is_made_anew_or_left_stays_in_doubt(throw_away: str) -> None:
+    # given a copy that may have been any incarnation
+    cluster = Cluster()
+    rolled_back(cluster)
+    cluster.run_until(lambda: cluster[2].has() and cluster[2].group().in_doubt)
+    # when it is thrown away, and another one is made
+    if throw_away == "rebuild":
+        cluster.wait(cluster[2].rebuild())
+    else:
+        cluster[2].here.leave("g")
+        wait_idle(cluster, 2)
+        cluster[2].here.settle()
+        cluster[2].create("g", (1, 2, 3))
+    # then that one may have been any, too
+    assert cluster[2].group().in_doubt
+    cluster.run_for(5_000)
+    assert cluster.leader() is None
+    # and it is made good
+    cluster[1].start()
+    cluster.wait_even()
+    assert len(rows_at(cluster, 2)) == 21
+
+
+def test_a_copy_in_quarantine_that_is_older_is_made_anew_in_doubt() -> None:
+    # given an image with a copy that is in quarantine
+    cluster = Cluster(log_config=TINY_LOG)
+    cluster.make_leader(1)
+    damage(cluster, cluster[2])
+    cluster[2].stop()
+    image = image_of(cluster[2])
+    # and a later copy of its node, as another incarnation, that has acknowledged a row
+    cluster[2].start()
+    cluster.wait(cluster[2].rebuild())
+    wait_voter(cluster, 2, above=0)
+    wait_hellos(cluster, 1, 2, 3)
+    cluster[3].stop()
+    cluster.propose(put("acknowledged", b"x"))
+    cluster.wait_even(1, 2)
+    # when the image is put back, and its copy is thrown away
+    cluster[2].stop()
+    cluster[1].stop()
+    put_back(cluster[2], image)
+    cluster[2].start()
+    cluster[3].start()
+    cluster.run_until(lambda: cluster[2].here.starts.unsettled)
+    assert cluster[2].group().stopped is not None
+    cluster[2].here.settle()
+    cluster.wait(cluster[2].rebuild())
+    # then the one in its place is in doubt, and gives no vote to 3
+    assert cluster[2].group().in_doubt
+    cluster.run_for(10_000)
+    assert cluster.leader() is None
+    cluster[1].start()
+    cluster.wait_even()
+    assert "acknowledged" in rows_at(cluster, 2)
+
+
+def test_a_copy_that_can_be_put_in_doubt_only_later_is_when_it_is_opened() -> None:
+    # given a copy whose node noted that it is in doubt, for its record could not be written
+    cluster = Cluster()
+    cluster.propose(put("a", b"x"))
+    cluster.wait_even()
+    cluster[3].here.note_doubtful("g")
+    # when a later start opens it
+    cluster[3].restart()
+    # then it says nothing before it was added again, and is no longer in doubt after that
+    assert cluster[3].group().in_doubt
+    cluster.run_until(lambda: lost_copy(cluster[3].disk, "g") is None)
+    cluster[3].restart()
+    assert cluster[3].group().in_doubt
+
+
+def test_a_note_of_a_lost_copy_that_is_in_doubt_stays_so() -> None:
+    cluster = Cluster(group="")
+    here, disk = cluster[1].here, cluster[1].disk
+    # given notes of a copy that was left in a later lineage, and of one that its directory lacks
+    note_lost(disk, "g", incarnation=3, ask=(2,), lineage=1)
+    here.note_doubtful("g")
+    found = lost_copy(disk, "g")
+    assert found is not None
+    assert (found.incarnation, found.ask, found.lineage, found.in_doubt) == (3, (2,), 1, True)
+    # when a copy of a still later lineage is thrown away
+    note_lost(disk, "g", incarnation=5, ask=(), lineage=2)
+    # then what was in doubt is
+    found = lost_copy(disk, "g")
+    assert found is not None
+    assert found.in_doubt
 
 
 def test_a_start_that_can_t_be_counted_keeps_its_node_silent_until_it_is() -> None:

@@ -57,6 +57,8 @@ class _Said(msgspec.Struct, frozen=True, array_like=True):
     group: str
     incarnation: int
     lineage: int
+    members: tuple[int, ...] = ()
+    """Whom to ask to be added again: a copy that its directory lacked knows of none."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -77,6 +79,9 @@ class Copies(Protocol):
 
     def groups(self) -> list[Group]:
         """All groups that are open here, by name."""
+
+    def note_doubtful(self, name: str) -> None:
+        """A copy that is made or opened here later is in doubt; durable when it returns."""
 
 
 class Doubts:
@@ -129,8 +134,13 @@ class Doubts:
             self.waits_for = why
 
     def _mark(self, log: GroupLog) -> None:
-        """Put one copy in doubt. One in quarantine says nothing as it is."""
-        if log.quarantined is not None or not log.meta or GroupMeta.decode(log.meta).in_doubt:
+        """Put one copy in doubt. One in quarantine says nothing as it is, and takes no record: a
+        note says it of the copy that is made in its place.
+        """
+        if not log.meta or GroupMeta.decode(log.meta).in_doubt:
+            return
+        if log.quarantined is not None:
+            self._groups.note_doubtful(log.name)
             return
         name = log.name
         self._marking.add(name)
@@ -240,7 +250,8 @@ class Doubts:
             members = group.members()
             if future.error is None and sender in members.everybody:
                 incarnation = members.incarnation(sender)
-                found.append(_Said(group.name, incarnation, group.raft.core.lineage))
+                asked = tuple(sorted(members.everybody))
+                found.append(_Said(group.name, incarnation, group.raft.core.lineage, asked))
             if not left:
                 answer(_encode(tuple(found)))
 
@@ -262,5 +273,9 @@ def _replaces(meta: GroupMeta, members: Members | None, said: _Said) -> GroupMet
     meta = in_doubt(meta, members)
     above = max(said.incarnation, meta.hard.incarnation if said.lineage == meta.hard.lineage else 0)
     return msgspec.structs.replace(
-        meta, in_doubt=False, rejoin_above=above, rejoin_lineage=said.lineage
+        meta,
+        in_doubt=False,
+        ask=tuple(sorted({*meta.ask, *said.members})),
+        rejoin_above=above,
+        rejoin_lineage=said.lineage,
     )

@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
+from functools import partial
 from typing import NamedTuple
 
 from lowmark.errors import LowmarkError, Rejected
@@ -224,9 +225,8 @@ class Groups:
         log = self._unfinished(name) or self._log.create_group(name)
 
         def durable(error: LowmarkError | None) -> None:
-            if error is None and lost is not None:
-                with contextlib.suppress(LowmarkError):  # a note that stays says nothing wrong
-                    forget_lost(self._disk, name)
+            if lost is not None:
+                self._forget_when_durable(name, error)
 
         log.put_meta(meta.encode(), durable)
         return self._add(log, machine, listener, meta, observer)
@@ -282,7 +282,14 @@ class Groups:
                 f"group {name} has no other copy to rebuild from",
                 hint="Restore the data directory from a backup.",
             )
-        note_lost(self._disk, name, incarnation=lost.incarnation, ask=others, lineage=lost.lineage)
+        note_lost(
+            self._disk,
+            name,
+            incarnation=lost.incarnation,
+            ask=others,
+            lineage=lost.lineage,
+            in_doubt=lost.in_doubt,
+        )
         self._delete(name)
 
         def again() -> None:
@@ -311,7 +318,25 @@ class Groups:
         if name in self._groups:
             raise Rejected(f"group {name} is open already")
         meta = reset.finish(log, GroupMeta.decode(log.meta))
+        if log.quarantined is None:
+            meta = self._noted(log, meta)
         return self._add(log, machine, listener, meta, observer)
+
+    def _noted(self, log: GroupLog, meta: GroupMeta) -> GroupMeta:
+        """The record of a copy that could not be put in doubt when its node was found to have an
+        older directory, and can be now.
+        """
+        lost = lost_copy(self._disk, log.name)
+        if lost is None or not lost.in_doubt:
+            return meta
+        meta = doubts.in_doubt(meta, None)
+        log.put_meta(meta.encode(), partial(self._forget_when_durable, log.name))
+        return meta
+
+    def _forget_when_durable(self, name: str, error: LowmarkError | None) -> None:
+        if error is None:
+            with contextlib.suppress(LowmarkError):  # a note that stays says nothing wrong
+                forget_lost(self._disk, name)
 
     def reset(
         self,
@@ -381,7 +406,14 @@ class Groups:
         If the node is added to the group again, its new copy will be another incarnation.
         """
         lost = self._identity(name)
-        note_lost(self._disk, name, incarnation=lost.incarnation, ask=(), lineage=lost.lineage)
+        note_lost(
+            self._disk,
+            name,
+            incarnation=lost.incarnation,
+            ask=(),
+            lineage=lost.lineage,
+            in_doubt=lost.in_doubt,
+        )
         self._delete(name)
 
     def delete(self, name: str) -> None:
@@ -444,11 +476,21 @@ class Groups:
     # -- a directory that is older than what others know of it ----------------------------------
 
     def note_doubtful(self, name: str) -> None:
-        """This node may have had a copy of a group that its directory lacks: one that is made here
-        later is in doubt. Durable when it returns.
+        """This node may have had a copy of a group that its directory lacks, or one that can't be
+        put in doubt as it is: one that is made or opened here later is. Durable when it returns.
         """
-        if lost_copy(self._disk, name) is None:
+        known = lost_copy(self._disk, name)
+        if known is None:
             note_lost(self._disk, name, incarnation=0, ask=(), in_doubt=True)
+        elif not known.in_doubt:
+            note_lost(
+                self._disk,
+                name,
+                incarnation=known.incarnation,
+                ask=known.ask,
+                lineage=known.lineage,
+                in_doubt=True,
+            )
 
     def settle(self) -> None:
         """All groups of which copies may be missing here have a note (`note_doubtful`)."""

@@ -59,7 +59,9 @@ def note_lost(
         # In an earlier lineage a new copy is not heard any more, whatever was promised there.
         most = max(incarnation, known.incarnation)
         incarnation = most if known.lineage == lineage else known.incarnation
-        lineage, in_doubt = known.lineage, in_doubt or known.in_doubt
+        lineage = known.lineage
+    if known is not None:
+        in_doubt = in_doubt or known.in_doubt  # of which lineage it was is in doubt as well
     path = f"{FOLDER}/{group}"
     aside = f"{FOLDER}/~{group}"  # no group has such a name
     if disk.stat(aside) is not None:
