@@ -7,11 +7,12 @@ import pytest
 from group.cluster import TINY_LOG, Cluster, Member
 from group.kv import Row, put
 from group.test_incarnations import damage, wait_voter
-from lowmark.group.hello import SERVICE
+from lowmark.group.hello import SERVICE, _Peer
 from lowmark.group.rejoin import lost_copy, note_lost
 from lowmark.group.starts import ASIDE, PATH
 from lowmark.group.wire import Answer, Ask, Item
 from lowmark.raft import Append, Vote
+from lowmark.runtime import Future
 from lowmark.runtime.sim import SimDisk
 from lowmark.runtime.sim.disk import WorldStopped
 
@@ -86,6 +87,45 @@ def test_an_older_directory_elects_no_leader_that_lacks_what_was_acknowledged() 
     cluster.wait_even()
     assert len(rows_at(cluster, 1)) == 21
     assert rows_at(cluster, 2).keys() == rows_at(cluster, 3).keys() == rows_at(cluster, 1).keys()
+
+
+def test_an_older_directory_begins_anew_once_whoever_tells_it() -> None:
+    # given an image that two others know to be older
+    cluster = Cluster()
+    cluster.propose(put("before", b"x"))
+    cluster.wait_even()
+    cluster[2].stop()
+    image = image_of(cluster[2])
+    cluster[2].start()
+    wait_hellos(cluster, 1, 2, 3)
+    last = cluster[2].here.starts.own.number
+    cluster[2].stop()
+    put_back(cluster[2], image)
+    # when both tell it, and one of the answers comes when its copies are in doubt already
+    cluster.network.loses = lambda s, t, item: t == 2 and isinstance(item, Ask)
+    cluster[2].start()
+    here = cluster[2].here
+    begun: list[int] = []
+    here.when_begun_anew = lambda: begun.append(here.starts.own.number)
+    late: dict[int, Future[bytes]] = {}
+    answered = here.hellos._answered
+
+    def slowly(node: int, peer: _Peer, revision: int, answer: Future[bytes]) -> bool:
+        if node not in late:
+            late[node] = answer
+            return False
+        return answered(node, peer, revision, answer)
+
+    here.hellos._answered = slowly  # type: ignore[method-assign]
+    cluster.run_until(lambda: len(late) == 2)
+    answered(1, here.hellos._peer(1), 1, late[1])
+    cluster.run_until(lambda: bool(begun))
+    answered(3, here.hellos._peer(3), 1, late[3])
+    cluster.network.loses = None
+    cluster.run_until(lambda: not cluster[2].group().waits)
+    # then it begins anew once
+    assert begun == [last + 1]
+    assert not here.starts.lost
 
 
 def test_an_older_copy_is_made_good_from_the_others_and_votes_again() -> None:

@@ -242,7 +242,7 @@ class Hellos:
             peer.told = max(revision, peer.told if peer.told < _ALL else 0)
             with contextlib.suppress(LowmarkError):  # the next answer says it again
                 self._starts.was_heard()
-        if answer.older_than:
+        if answer.older_than >= self._starts.own.number:  # else it is of the start before this one
             self._older(answer.older_than)
         return answer.kept
 
