@@ -10,7 +10,7 @@ from group.test_incarnations import damage, wait_voter
 from lowmark.group.hello import SERVICE, _Peer
 from lowmark.group.rejoin import lost_copy, note_lost
 from lowmark.group.starts import ASIDE, PATH
-from lowmark.group.wire import Answer, Ask, Item
+from lowmark.group.wire import Answer, Ask, Item, encode
 from lowmark.raft import Append, Vote
 from lowmark.runtime import Future
 from lowmark.runtime.sim import SimDisk
@@ -116,7 +116,7 @@ def test_an_older_directory_begins_anew_once_whoever_tells_it() -> None:
             return False
         return answered(node, peer, revision, answer)
 
-    here.hellos._answered = slowly  # type: ignore[method-assign]
+    here.hellos._answered = slowly  # type: ignore[method-assign, assignment]
     cluster.run_until(lambda: len(late) == 2)
     answered(1, here.hellos._peer(1), 1, late[1])
     cluster.run_until(lambda: bool(begun))
@@ -569,6 +569,30 @@ def test_what_a_process_was_told_does_not_count_for_the_next_one_of_its_node() -
     assert not cluster[1].here.hellos.may_vote(3, "g", vote)
     cluster.network.loses = None
     cluster.run_until(lambda: cluster[1].here.hellos.may_vote(3, "g", vote))
+
+
+def test_what_a_process_said_that_is_gone_is_not_taken_again() -> None:
+    # given a frame of a process that ended before its start was known, and the next one is
+    cluster = Cluster()
+    cluster.propose(put("a", b"x"))
+    cluster.wait_even()
+    here = cluster[1].here
+    gone = here.transport.boot_of(3)
+    cluster[3].restart()
+    boot = cluster[3].here.transport.boot
+    cluster.run_until(lambda: here.hellos._peer(3).boot == boot)
+    cluster.run_for(1_000)
+    sign = Vote(1, 3, 1, 0, 0, 0, pre=True)
+    frame = b"".join(encode(gone, [("g", sign)]))
+    assert not here.hellos.admits(3, gone, cluster[3].address, frame)
+    assert here.hellos._peer(3).held
+    # when the answer is there for which it was held
+    boots: set[int] = set()
+    cluster.network.on_sent = lambda _: boots.add(here.transport.boot_of(3))
+    cluster.run_until(lambda: not here.hellos._peer(3).unanswered)
+    cluster.run_for(1_000)
+    # then it is dropped, and nothing counts as restarted
+    assert boots == {boot}
 
 
 def test_an_older_directory_that_is_started_often_is_older_all_the_same() -> None:

@@ -104,7 +104,9 @@ class _Peer:
         self.wait_ms = 0
         self.votes: dict[str, tuple[int, Item]] = {}
         """The last one of each group that waits until the other one was told."""
-        self.held: list[tuple[str, Buffer]] = []
+        self.held: list[tuple[int, str, Buffer]] = []
+        """With the process that each is of: what one that is gone has said is not taken again, for
+        the one that came after it would count as restarted."""
         self.held_bytes = 0
 
 
@@ -158,7 +160,7 @@ class Hellos:
             and len(peer.held) < _HELD_MAX
             and peer.held_bytes + len(frame) <= _HELD_BYTES_MAX
         ):
-            peer.held.append((address, frame))
+            peer.held.append((boot, address, frame))
             peer.held_bytes += len(frame)
         return False
 
@@ -218,8 +220,9 @@ class Hellos:
                 if self._groups.now_ms() < since_ms + 2 * self._again_ms:  # else it is over
                     self._groups.send(group, vote)  # or it waits again
             if peer.boot and not peer.older_than:
-                for address, frame in held:
-                    self._transport.take_again(address, frame)
+                for boot, address, frame in held:
+                    if boot == peer.boot:
+                        self._transport.take_again(address, frame)
 
         self._calls.ask(node, SERVICE, question, timeout_ms=self._timeout_ms).then(answered)
 
