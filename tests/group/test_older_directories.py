@@ -10,6 +10,7 @@ from group.test_incarnations import damage, wait_voter
 from lowmark.group.hello import SERVICE, _Peer
 from lowmark.group.rejoin import lost_copy, note_lost
 from lowmark.group.starts import ASIDE, PATH
+from lowmark.group.storage import GroupMeta
 from lowmark.group.wire import Answer, Ask, Item, encode
 from lowmark.raft import Append, Vote
 from lowmark.runtime import Future
@@ -487,6 +488,21 @@ def test_a_note_of_a_lost_copy_that_is_in_doubt_stays_so() -> None:
     found = lost_copy(disk, "g")
     assert found is not None
     assert found.in_doubt
+
+
+def test_a_copy_whose_first_record_is_on_its_way_is_put_in_doubt_too() -> None:
+    # given a copy that is made just when its node hears that its directory is older
+    cluster = Cluster(group="")
+    wait_hellos(cluster, 1, 2, 3)
+    here = cluster[2].here
+    made = cluster[2].create("g", (1, 2, 3))
+    assert not made.log.meta
+    here._is_older(here.starts.own.number + 1)
+    # when the node begins anew
+    cluster.run_until(lambda: not here.starts.lost)
+    # then that copy is in doubt
+    assert GroupMeta.decode(made.log.meta).in_doubt
+    assert made.in_doubt
 
 
 def test_a_start_that_can_t_be_counted_keeps_its_node_silent_until_it_is() -> None:

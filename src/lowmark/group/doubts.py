@@ -137,7 +137,11 @@ class Doubts:
         """Put one copy in doubt. One in quarantine says nothing as it is, and takes no record: a
         note says it of the copy that is made in its place.
         """
-        if not log.meta or GroupMeta.decode(log.meta).in_doubt:
+        if not log.meta:
+            if self._is_open(log.name):  # else it was never finished, and is made anew
+                self._wait(f"group {log.name}: its first record is on its way to the disk")
+            return
+        if GroupMeta.decode(log.meta).in_doubt:
             return
         if log.quarantined is not None:
             self._groups.note_doubtful(log.name)
@@ -168,6 +172,10 @@ class Doubts:
             group.change_record(change, done)
         else:
             log.put_meta(change(GroupMeta.decode(log.meta), None).encode(), done)
+
+    def _is_open(self, name: str) -> bool:
+        group = self._open(name)
+        return group is not None and group.stopped is None
 
     def _open(self, name: str) -> Group | None:
         try:
