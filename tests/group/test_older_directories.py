@@ -458,6 +458,38 @@ def test_a_copy_in_quarantine_that_is_older_is_made_anew_in_doubt() -> None:
     assert "acknowledged" in rows_at(cluster, 2)
 
 
+def test_a_copy_that_can_t_be_read_keeps_its_node_from_nothing_else() -> None:
+    # given an image with two groups, one of which can't be read when it is put back
+    cluster = Cluster()
+    for number in (1, 2, 3):
+        cluster[number].create("other", (1, 2, 3))
+    for name in ("g", "other"):
+        cluster.propose(put("a", b"x"), name=name)
+        cluster.wait_even(name=name)
+    cluster[2].stop()
+    image = image_of(cluster[2])
+    cluster[2].start()
+    wait_hellos(cluster, 1, 2, 3)
+    cluster[2].stop()
+    put_back(cluster[2], image)
+    away = cluster[2].disk.take_away("groups/other")
+    cluster[2].start()
+    # when its node has heard that its directory is older
+    cluster.run_until(lambda: cluster[2].here.starts.unsettled)
+    # then the copy that can be read is made good
+    cluster.run_until(lambda: not cluster[2].group().waits)
+    cluster.wait_even()
+    # and the other one is in doubt when a later start can read it, and is made good then
+    cluster[2].here.settle()
+    cluster.run_until(lambda: not cluster[2].here.older_words)
+    cluster[2].stop()
+    cluster[2].disk.put_back("groups/other", away)
+    cluster[2].start()
+    assert cluster[2].group("other").in_doubt
+    cluster.run_until(lambda: not cluster[2].group("other").waits)
+    cluster.wait_even(name="other")
+
+
 def test_a_copy_that_can_be_put_in_doubt_only_later_is_when_it_is_opened() -> None:
     # given a copy whose node noted that it is in doubt, for its record could not be written
     cluster = Cluster()
@@ -471,6 +503,19 @@ def test_a_copy_that_can_be_put_in_doubt_only_later_is_when_it_is_opened() -> No
     cluster.run_until(lambda: lost_copy(cluster[3].disk, "g") is None)
     cluster[3].restart()
     assert cluster[3].group().in_doubt
+
+
+def test_a_copy_with_a_damaged_note_is_opened_in_doubt() -> None:
+    cluster = Cluster()
+    cluster.propose(put("a", b"x"))
+    cluster.wait_even()
+    cluster[3].here.note_doubtful("g")
+    cluster[3].disk.flip_bit("rejoin/g", 40)
+    cluster[3].here.note_doubtful("g")  # it says so as it is
+    cluster[3].restart()
+    assert cluster[3].group().in_doubt
+    # and the note goes when the record says it
+    cluster.run_until(lambda: cluster[3].disk.stat("rejoin/g") is None)
 
 
 def test_a_note_of_a_lost_copy_that_is_in_doubt_stays_so() -> None:

@@ -122,11 +122,11 @@ class Doubts:
             self._starts.note_lost()
             for log in self._log.groups():
                 self._mark(log)
+            for name in sorted(self._log.unreadable):
+                # A later start may be able to read it: then it is in doubt before it says a word.
+                self._groups.note_doubtful(name)
         except LowmarkError as error:
             self._wait(error.message)
-        for name in sorted(self._log.unreadable):
-            # A later start may be able to read it: as it is, it would vote.
-            self._wait(f"group {name}: {self._log.unreadable[name].message}")
         self._go_on()
 
     def _wait(self, why: str) -> None:

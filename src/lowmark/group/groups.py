@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import NamedTuple
 
-from lowmark.errors import LowmarkError, Rejected
+from lowmark.errors import Corrupt, LowmarkError, Rejected
 from lowmark.group import doubts, reset
 from lowmark.group.calls import Calls
 from lowmark.group.config import GroupConfig
@@ -27,6 +27,7 @@ from lowmark.group.throttle import Throttle
 from lowmark.group.transport import Transport, TransportLimits
 from lowmark.group.wire import Answer, Ask, Item, NotHere
 from lowmark.log import Dropped, GroupLeaving, GroupLog, GroupUnknown, Log, Written
+from lowmark.log.errors import NewerFormat
 from lowmark.raft import ConfState, HardState, Vote, VoteResponse
 from lowmark.runtime import Future, Runtime
 
@@ -163,6 +164,8 @@ class Groups:
         """Which starts of nodes this directory knows; see `starts`."""
         self._uncounted = ""
         """Why its start could not be counted, the last time."""
+        self._came_in_doubt = False
+        """Whether a copy was opened or made in doubt, maybe long after others were made good."""
         self.hellos = Hellos(self, self.starts, older=self._is_older, doubt=self._doubt)
         self._doubts = Doubts(self, log, self.starts, begun_anew=self._began_anew)
         self.when_begun_anew: Callable[[], None] = lambda: None
@@ -326,9 +329,15 @@ class Groups:
         """The record of a copy that could not be put in doubt when its node was found to have an
         older directory, and can be now.
         """
-        lost = lost_copy(self._disk, log.name)
-        if lost is None or not lost.in_doubt:
-            return meta
+        try:
+            lost = lost_copy(self._disk, log.name)
+        except NewerFormat:
+            raise
+        except Corrupt as damage:  # it may have said so
+            logger.error("a copy is in doubt", extra={"group": log.name, "why": damage.message})
+        else:
+            if lost is None or not lost.in_doubt:
+                return meta
         meta = doubts.in_doubt(meta, None)
         log.put_meta(meta.encode(), partial(self._forget_when_durable, log.name))
         return meta
@@ -376,6 +385,7 @@ class Groups:
             self, log, machine, listener or SilentListener(), meta, observer or SilentObserver()
         )
         self._groups[log.name] = group
+        self._came_in_doubt |= meta.in_doubt
         for node in self.transport.told_not_here(log.name):
             group.tell_it_is_here(node)
         return group
@@ -479,7 +489,12 @@ class Groups:
         """This node may have had a copy of a group that its directory lacks, or one that can't be
         put in doubt as it is: one that is made or opened here later is. Durable when it returns.
         """
-        known = lost_copy(self._disk, name)
+        try:
+            known = lost_copy(self._disk, name)
+        except NewerFormat:
+            raise
+        except Corrupt:
+            return  # with a damaged note none is made, and one that is opened is in doubt
         if known is None:
             note_lost(self._disk, name, incarnation=0, ask=(), in_doubt=True)
         elif not known.in_doubt:
@@ -549,9 +564,12 @@ class Groups:
         self.hellos.tick()
         if self.starts.lost:
             self._doubts.tick()
-        elif self.starts.older_than and self._ticks % self.config.election_ticks == 0:
+        elif (
+            self.starts.older_than or self._came_in_doubt
+        ) and self._ticks % self.config.election_ticks == 0:
             self._doubts.ask()
             if not self.starts.unsettled and self._doubts.is_over():
+                self._came_in_doubt = False
                 with contextlib.suppress(LowmarkError):  # it is tried again by and by
                     self.starts.all_is_well()
 
