@@ -41,7 +41,7 @@ FOUND_BY = {
     "reads without asking the leader": (2, ("superseded long ago", "was known before")),
     "looks for a value where it was": (6, ("not in the log", "can't read")),
     "ignores that an entry has moved": (
-        5,
+        1,
         ("has another state", "for live", "not in the log", "there is no peace"),
     ),
     "counts leases that are over": (0, ("should come to", "with leases")),
