@@ -47,7 +47,6 @@ class _Image:
     disk: SimDisk
     number: int
     """Of the last start that was counted in it."""
-    incarnation: int
 
 
 class OlderLife:
@@ -65,6 +64,8 @@ class OlderLife:
         self.images: dict[int, list[_Image]] = {n: [] for n in self.cluster.members}
         self.suspect: Member | None = None
         """A node whose copy is not known to be made good yet; one at a time."""
+        self._above = 0
+        """What a new incarnation of that copy is above."""
         self._writes = 0
         for member in self.cluster.members.values():
             self._started(member)
@@ -191,7 +192,7 @@ class OlderLife:
             return
         if member.up:
             number = member.here.starts.own.number
-            image = _Image(member.disk.image(), number, 0)
+            image = _Image(member.disk.image(), number)
             self.images[member.number] = [*self.images[member.number][-2:], image]
             self.counts["image"] += 1
 
@@ -211,7 +212,7 @@ class OlderLife:
         if member.up:
             member.crash(killed=True)
         member.disk = image.disk.image()
-        self.suspect = member
+        self.suspect, self._above = member, self._incarnation(number)
         self.counts["image put back"] += 1
         others = [other for other in self.cluster.members.values() if other is not member]
         if self.dice.random() < 0.6:  # those that may have the rest are away for a while
@@ -224,13 +225,18 @@ class OlderLife:
         if self.dice.random() < 0.7:
             self._start(member)
 
+    def _incarnation(self, number: int) -> int:
+        """The highest as which any copy knows a node."""
+        up = [member for member in self.cluster.members.values() if member.up]
+        return max(member.group().members().incarnation(number) for member in up) if up else 0
+
     def _tend(self) -> None:
         """See whether the copy of the last image is made good."""
         member, leader = self.suspect, self.cluster.leader()
         if member is None or leader is None or not member.up or leader is member:
             return
         group, members = member.group(), leader.group().members()
-        if not member.here.starts.older_than or group.waits or members.joint:
+        if members.incarnation(member.number) <= self._above or group.waits or members.joint:
             return
         if member.number in members.incoming and group.applied >= leader.group().applied:
             self.suspect = None

@@ -37,7 +37,7 @@ CROWDED = "decides by the copies that are shown"
 
 FOUND_BY_LIFE = {
     "publishes what no snapshot covers": (0, "would replay"),
-    "notes at any time what it hears": (3, "would replay"),
+    "notes at any time what it hears": (6, "would replay"),
     "says now instead of the oldest begin": (0, "and is active"),
     "forgets the transactions of other nodes": (0, "and is active"),
     "takes an answer of an earlier round": (0, "and is active"),
