@@ -14,7 +14,7 @@ from docs.pages import FORMATS, LAYOUT, blocks, layouts, tables
 from lowmark.backend import protocol
 from lowmark.errors import LowmarkError
 from lowmark.fault import FAULT_BYTES_MAX, Fault, encode_fault
-from lowmark.group import clocks, envelope, rejoin, wire
+from lowmark.group import clocks, envelope, rejoin, starts, wire
 from lowmark.log import (
     CompactionRun,
     Damaged,
@@ -170,6 +170,7 @@ MAPS: dict[tuple[str, str], type[msgspec.Struct]] = {
     ("wal.md", "The note beside a file"): kept._KeptNote,
     ("group.md", "`installing/` and `installed/`"): install._Plan,
     ("entries.md", "The note of a lost copy"): rejoin.Lost,
+    ("entries.md", "The note of starts"): starts.StartsNote,
     ("metastore.md", "`node`: who a node is"): Identity,
     ("metastore.md", "Tokens"): TokenRecord,
     ("errors.md", "Errors on the wire"): Fault,
@@ -194,6 +195,7 @@ def test_the_keys_of_json_and_messagepack_are_those_of_the_code() -> None:
         tuple[int, ...]: "array of int",
         list[kept._Group]: "list",
         dict[str, str]: "object",
+        dict[str, starts.Start]: "object",
         ClusterSettings | None: "object",
         dict[str, bool | int | str]: "object",
         dict[str, bool | tuple[int | str, ...] | None]: "object",
@@ -296,6 +298,9 @@ def _names_of_a_long_life() -> set[str]:
     example.disk.heal()
     example.settle()
     rejoin.note_lost(example.disk, "copies", incarnation=0, ask=(2, 3))
+    starts.Starts(example.disk, node=1, draw=lambda: 1).count()
+    example.disk.flip_bit(starts.PATH, 40)
+    starts.Starts(example.disk, node=1, draw=lambda: 1).count()
     identify(example.disk, draw=lambda _: 0)
     example.disk.make_dir(LEDGERS)  # as the first run of compaction does
     # As the owner of a directory does; a simulated disk has no sockets.

@@ -9,7 +9,16 @@ import pytest
 from group.cluster import FAST, Cluster, Member
 from group.kv import put
 from lowmark.group import TransportLimits, wire
-from lowmark.group.wire import InstallOffer, Item, Knows, NotHere, Rejoin, Routed
+from lowmark.group.wire import (
+    Answer,
+    Ask,
+    InstallOffer,
+    Item,
+    Knows,
+    NotHere,
+    Rejoin,
+    Routed,
+)
 from lowmark.raft import (
     Append,
     ConfState,
@@ -20,21 +29,30 @@ from lowmark.raft import (
     Snapshot,
     Vote,
 )
-from lowmark.runtime import Endpoint, NetworkLimits, PeerMisbehaved, PeerRefused
+from lowmark.runtime import Buffer, Endpoint, NetworkLimits, PeerMisbehaved, PeerRefused
 from lowmark.runtime.sim import Weather
 
 
 class Stranger:
-    """Node 9: known to the others, and free to send them anything."""
+    """Node 9: known to the others, and free to send them anything.
+
+    It has no service, as a node of a release before that is asked for its start.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         self.got: list[Routed] = []
         self.cut_off = 0
-        self.endpoint: Endpoint = cluster.network.endpoint(
-            "n9:1", lambda _, frame: self.got.extend(wire.decode(frame)[1]), self._on_cut
-        )
+        self.endpoint: Endpoint = cluster.network.endpoint("n9:1", self._on_frame, self._on_cut)
         for member in cluster.members.values():
             member.here.transport.learn(9, "n9:1")
+
+    def _on_frame(self, peer: str, frame: Buffer) -> None:
+        for group, item in wire.decode(frame)[1]:
+            if isinstance(item, Ask):
+                answer = Answer(item.sender, 9, item.number, 1, b"")
+                self.endpoint.send(peer, wire.encode(99, [(group, answer)]))
+            else:
+                self.got.append((group, item))
 
     def _on_cut(self, peer: str, why: object) -> None:
         del peer, why
@@ -473,6 +491,7 @@ def test_heartbeats_do_not_wait_behind_bulk_on_a_slow_link(by: str) -> None:
         leader.group().snapshot()
         cluster.run_until(lambda: leader.group().status().snapshot_index > 0)
     dead.crash()
+    cluster.run_until(lambda: behind.group().leader != leader.number)
     cluster.network.weather = Weather(bytes_per_s=rate)
     cluster.heal()
     # when it catches up

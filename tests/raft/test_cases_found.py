@@ -13,6 +13,7 @@ from lowmark.raft import (
     EntryKind,
     HardState,
     HeartbeatResponse,
+    LogDiverged,
     MembershipRefused,
     Role,
     Snapshot,
@@ -249,3 +250,26 @@ def test_a_copy_that_was_added_again_does_not_vote_by_a_configuration_of_its_pas
     copy.work()
     # then it waits
     assert copy.role() is Role.FOLLOWER
+
+
+def test_a_member_that_has_committed_something_else_is_not_counted() -> None:
+    # given a member that knows three entries of term 1 as committed
+    member = Member(1, log=(1, 1, 1), hard=HardState(term=1, commit=3))
+    # when a leader of a later term has another one at 2
+    with pytest.raises(LogDiverged):
+        member.step(append_to(1, entry(2, 2), after=(1, 1), term=2))
+    # then it has not acknowledged, and keeps what it has
+    assert member.work() == []
+    assert [member.core.log.term(index) for index in (1, 2, 3, 4)] == [1, 1, 1, None]
+
+
+def test_a_member_that_names_more_than_the_leader_has_is_not_counted() -> None:
+    # given a leader, and a follower that has committed what it lacks
+    leader = a_leader()
+    acknowledge(leader, 2, 9)
+    # when there is more to commit
+    leader.raft.propose([b"a"])
+    leader.work()
+    # then that follower has none of it
+    assert leader.core.log.committed < leader.core.log.last_index
+    assert leader.core.progress[2].match < 9

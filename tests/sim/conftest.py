@@ -11,6 +11,7 @@ from sim.lives import OUTDATED
 
 FIGURES = {
     "cluster life": "lives of clusters",
+    "older life": "lives of groups with older images put back",
     "metastore life": "lives of metastores",
     "table life": "lives of tables",
     "placement life": "lives of moving partitions",

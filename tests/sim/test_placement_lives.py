@@ -39,12 +39,12 @@ FOUND_BY = {
     "writes stable before it is kept": (0, ("know durably of",)),
     "forgets the trigger": (0, ("was sent on by no event",)),
     "leaves planned behind": (3, ("planned stayed behind",)),
-    "forgets its incarnation when it leaves": (0, ("forgot that it was",)),
+    "forgets its incarnation when it leaves": (3, ("forgot that it was",)),
     "founds what it joins": (0, ("lead in term", "the group has")),
     "cancels what is in force": (3, ("what is in force was cancelled",)),
     "decides by the latest revision": (0, ("decided on by no event",)),
     "lets a node leave by hearsay": (201, ("there is no peace",)),
-    "votes as an earlier incarnation": (3, ("two batches at offset", "elsewhere")),
+    "votes as an earlier incarnation": (45, ("two batches at offset", "elsewhere")),
     "makes copies before it has caught up": (7000076, ("lead in term",)),
 }
 """The seed, and some of what may be said then."""

@@ -1,5 +1,6 @@
-"""What a task of Spark shows. How its driver gets a pass for it is in `passing`, which no task needs
-to import.
+"""What a task of Spark shows.
+
+How its driver gets a pass for it is in `passing`, which no task needs to import.
 """
 
 from __future__ import annotations

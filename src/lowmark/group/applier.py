@@ -14,7 +14,7 @@ from lowmark.errors import LowmarkError, invariant
 from lowmark.group import envelope
 from lowmark.group.errors import EntryTooNew, MachineFailed, MachineTooOld
 from lowmark.group.machine import Machine
-from lowmark.group.requests import Read
+from lowmark.group.requests import CONFIRM, Read
 from lowmark.group.storage import GroupStorage, SnapshotMembers
 from lowmark.log import GroupLog
 from lowmark.raft import (
@@ -165,7 +165,7 @@ class Applier:
         """Answer questions whose index is applied."""
         for read in reads:
             try:
-                answer = self.machine.read(read.query)
+                answer = None if read.query is CONFIRM else self.machine.read(read.query)
             except LowmarkError as error:
                 read.future.reject(error)
             except Exception as error:

@@ -53,6 +53,7 @@ class NoService(Unavailable):
     def __init__(self, who: str, *, service: str, busy: bool) -> None:
         why = "is too busy for" if busy else "has no service"
         super().__init__(f"{who} {why} {service}", hint="Retry, or ask another node.")
+        self.busy = busy
 
 
 class CallLost(Unavailable):

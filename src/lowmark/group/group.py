@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from lowmark.errors import Corrupt, LowmarkError, Unavailable
 from lowmark.group import envelope
 from lowmark.group.applier import Applier
@@ -22,7 +24,7 @@ from lowmark.group.leadership import Leadership
 from lowmark.group.machine import Machine, Observer
 from lowmark.group.peers import ChangeAnswer, PeerListener, Stage
 from lowmark.group.rejoin import Rejoining
-from lowmark.group.requests import Requests
+from lowmark.group.requests import CONFIRM, Requests
 from lowmark.group.rest import Pace, Resting
 from lowmark.group.rewrite import Rewrite
 from lowmark.group.snapshots import Installs, Snapshots
@@ -241,6 +243,16 @@ class Group:
         return self.raft.core.incarnation
 
     @property
+    def in_doubt(self) -> bool:
+        """Whether this copy may lack what its node has promised for it (`doubts`)."""
+        return self._meta.in_doubt
+
+    @property
+    def waits(self) -> bool:
+        """Whether this copy is silent until its node was added to the group again."""
+        return self._rejoining.waits
+
+    @property
     def stage(self) -> Stage:
         """How far the change of peers is that this member leads, if any."""
         return self._leadership.changes.stage
@@ -319,6 +331,18 @@ class Group:
         """Begin it. Only a leader can, and one at a time; else its future says why not."""
         self._leadership.rewrite(run)
 
+    def save_commit(self, on_done: Callable[[LowmarkError | None], None]) -> bool:
+        """Write down how far this copy knows the log to be committed; False if it is, or can't be.
+
+        Else a start knows it of what a snapshot covers alone, and could not tell that a leader cuts
+        off what was committed.
+        """
+        return self.stopped is None and self._writes.save(self.raft.core.hard_state, on_done)
+
+    def confirm(self, *, timeout_ms: int) -> Future[object]:
+        """Make sure, with a majority, that what this leader has applied was up to date."""
+        return self._requests.read(CONFIRM, timeout_ms=timeout_ms)
+
     def snapshot(self) -> None:
         """Take a snapshot soon, whatever the size of the log."""
         self._snapshots.want()
@@ -329,7 +353,7 @@ class Group:
 
     def received(self, sender: int, item: Item) -> None:
         """A message has come from another node."""
-        if self.stopped is not None:
+        if self.stopped is not None or self._meta.in_doubt:
             return
         match item:
             case Rest():
@@ -359,9 +383,13 @@ class Group:
                 self.resting.wake()
                 self._act(self._received_own, sender, item)
 
+    def doubt(self, node: int) -> None:
+        """What a node has said may not hold: its vote does not count in an election under way."""
+        self.raft.core.votes.pop(node, None)
+
     def tell_it_is_here(self, node: int) -> None:
         """A node was told that this copy is not here: it shall not wait any longer."""
-        if self.stopped is None and not self._rejoining.asks:
+        if self.stopped is None and not self._rejoining.asks and not self.in_doubt:
             self.send(Knows(node, self.node, 0, self.machine_newest))
 
     def _is_here(self, sender: int) -> None:
@@ -512,6 +540,8 @@ class Group:
                     self.send(question)
             case Pace.WAIT:
                 pass
+        if self.resting.resting:
+            self.save_commit(lambda _: None)
         now = self._services.now_ms()
         self._requests.tick(now)
         self._leadership.sends.tick()
@@ -720,6 +750,29 @@ class Group:
             self._tell_leader()
         self._services.wake(self)
 
+    def change_record(
+        self,
+        change: Callable[[GroupMeta, Members], GroupMeta],
+        on_done: Callable[[LowmarkError | None], None],
+    ) -> None:
+        """Write another record of this copy's, and go on by it, with all else that is durable.
+
+        Nothing is written or said in between: what was under way is forgotten, as by a restart.
+        """
+        meta = change(msgspec.structs.replace(self._meta, hard=self._writes.hard), self.members())
+
+        def done(error: LowmarkError | None) -> None:
+            if self.stopped is None:
+                if error is None:
+                    self._meta = meta
+                    self._rejoining.renew(meta)
+                what = f"the record of group {self.name} was to change"
+                self._start_over(error or Unavailable(what))
+            on_done(error)
+
+        self.log.put_meta(meta.encode(), done)
+        self._writes.close()
+
     def _durable_meta(self) -> GroupMeta:
         return self._storage.record() if self.log.meta else self._meta
 
@@ -819,6 +872,24 @@ class Group:
         """Whether a member's node has spoken lately."""
         return node not in self._services.missing(self.raft.core.progress)
 
+    def _why_silent(self) -> str:
+        """Why this copy says nothing, in words, if so."""
+        if not self._rejoining.waits or self.stopped is not None:
+            return ""
+        others = sorted(self.raft.core.members.voters - {self.node})
+        if not self.in_doubt:
+            return "it is made good from the other copies, and has no vote until then"
+        if not others:
+            return (
+                "it is older than what this node has acknowledged, and is the only copy that can"
+                " vote: rows that it lacks are lost if it goes on (`lowmark partition reset`)"
+            )
+        names = ", ".join(self._services.calls.name_of(node) for node in others)
+        return (
+            "it is older than what this node has acknowledged: it has no vote until a majority"
+            f" without it ({names}) has a leader"
+        )
+
     def status(self) -> GroupStatus:
         """Everything worth knowing about this copy."""
         return status_of(
@@ -830,5 +901,6 @@ class Group:
             resting=self.resting.resting,
             waiting=self._requests.waiting,
             stopped=self.stopped,
+            silent=self._why_silent(),
             install_refused=self._receives.refused,
         )

@@ -6,25 +6,30 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
+from functools import partial
 from typing import NamedTuple
 
-from lowmark.errors import LowmarkError, Rejected
-from lowmark.group import reset
+from lowmark.errors import Corrupt, LowmarkError, Rejected
+from lowmark.group import doubts, reset
 from lowmark.group.calls import Calls
 from lowmark.group.clocks import Clocks
 from lowmark.group.config import GroupConfig
+from lowmark.group.doubts import Doubts
 from lowmark.group.errors import GroupStopped, GroupUnfinished
 from lowmark.group.group import Group
+from lowmark.group.hello import Hellos
 from lowmark.group.machine import Machine, Observer, SilentObserver
 from lowmark.group.peers import ChangeFailed, PeerListener
 from lowmark.group.rejoin import Lost, forget_lost, lost_copy, note_lost
 from lowmark.group.reset import Reset
+from lowmark.group.starts import Starts
 from lowmark.group.storage import GroupMeta
 from lowmark.group.throttle import Throttle
 from lowmark.group.transport import Transport, TransportLimits
 from lowmark.group.wire import Answer, Ask, Item, NotHere
 from lowmark.log import Dropped, GroupLeaving, GroupLog, GroupUnknown, Log, Written
-from lowmark.raft import ConfState, HardState
+from lowmark.log.errors import NewerFormat
+from lowmark.raft import ConfState, HardState, Vote, VoteResponse
 from lowmark.runtime import Future, Runtime
 
 logger = logging.getLogger(__name__)
@@ -163,6 +168,19 @@ class Groups:
             wall_ms=runtime.loop.wall_ms,
             elapsed_us=self.elapsed_us,
         )
+        self.starts = Starts(runtime.disk, node=node, draw=lambda: runtime.random.getrandbits(62))
+        """Which starts of nodes this directory knows; see `starts`."""
+        self._uncounted = ""
+        """Why its start could not be counted, the last time."""
+        self._came_in_doubt = False
+        """Whether a copy was opened or made in doubt, maybe long after others were made good."""
+        self.hellos = Hellos(self, self.starts, older=self._is_older, doubt=self._doubt)
+        self._doubts = Doubts(self, log, self.starts, begun_anew=self._began_anew)
+        self.when_begun_anew: Callable[[], None] = lambda: None
+        """Told when it was found that this directory is older than what others know of this node,
+        and all copies in it are in doubt. Then `settle` is to be called."""
+        self.transport.on_learned = self._learned
+        self.transport.admits = self.hellos.admits
         log.on_written = self._written
         log.on_dropped = self._dropped
         log.on_writable = self._writable
@@ -202,6 +220,7 @@ class Groups:
         meta: GroupMeta,
         observer: Observer | None,
     ) -> Group:
+        alone = meta.founders.voters == (self.node,)
         lost = lost_copy(self._disk, name)
         if lost is not None:
             meta = GroupMeta(
@@ -209,13 +228,16 @@ class Groups:
                 rejoin_above=lost.incarnation,
                 ask=lost.ask,
                 rejoin_lineage=lost.lineage,
+                in_doubt=lost.in_doubt,
             )
+        if (self.starts.unsettled or self.starts.lost) and not alone:
+            # It may be one of those that this directory lacks, and its node had made promises.
+            meta = doubts.in_doubt(meta, None)
         log = self._unfinished(name) or self._log.create_group(name)
 
         def durable(error: LowmarkError | None) -> None:
-            if error is None and lost is not None:
-                with contextlib.suppress(LowmarkError):  # a note that stays says nothing wrong
-                    forget_lost(self._disk, name)
+            if lost is not None:
+                self._forget_when_durable(name, error)
 
         log.put_meta(meta.encode(), durable)
         return self._add(log, machine, listener, meta, observer)
@@ -271,7 +293,14 @@ class Groups:
                 f"group {name} has no other copy to rebuild from",
                 hint="Restore the data directory from a backup.",
             )
-        note_lost(self._disk, name, incarnation=lost.incarnation, ask=others, lineage=lost.lineage)
+        note_lost(
+            self._disk,
+            name,
+            incarnation=lost.incarnation,
+            ask=others,
+            lineage=lost.lineage,
+            in_doubt=lost.in_doubt,
+        )
         self._delete(name)
 
         def again() -> None:
@@ -300,7 +329,31 @@ class Groups:
         if name in self._groups:
             raise Rejected(f"group {name} is open already")
         meta = reset.finish(log, GroupMeta.decode(log.meta))
+        if log.quarantined is None:
+            meta = self._noted(log, meta)
         return self._add(log, machine, listener, meta, observer)
+
+    def _noted(self, log: GroupLog, meta: GroupMeta) -> GroupMeta:
+        """The record of a copy that could not be put in doubt when its node was found to have an
+        older directory, and can be now.
+        """
+        try:
+            lost = lost_copy(self._disk, log.name)
+        except NewerFormat:
+            raise
+        except Corrupt as damage:  # it may have said so
+            logger.error("a copy is in doubt", extra={"group": log.name, "why": damage.message})
+        else:
+            if lost is None or not lost.in_doubt:
+                return meta
+        meta = doubts.in_doubt(meta, None)
+        log.put_meta(meta.encode(), partial(self._forget_when_durable, log.name))
+        return meta
+
+    def _forget_when_durable(self, name: str, error: LowmarkError | None) -> None:
+        if error is None:
+            with contextlib.suppress(LowmarkError):  # a note that stays says nothing wrong
+                forget_lost(self._disk, name)
 
     def reset(
         self,
@@ -340,6 +393,7 @@ class Groups:
             self, log, machine, listener or SilentListener(), meta, observer or SilentObserver()
         )
         self._groups[log.name] = group
+        self._came_in_doubt |= meta.in_doubt
         for node in self.transport.told_not_here(log.name):
             group.tell_it_is_here(node)
         return group
@@ -370,7 +424,14 @@ class Groups:
         If the node is added to the group again, its new copy will be another incarnation.
         """
         lost = self._identity(name)
-        note_lost(self._disk, name, incarnation=lost.incarnation, ask=(), lineage=lost.lineage)
+        note_lost(
+            self._disk,
+            name,
+            incarnation=lost.incarnation,
+            ask=(),
+            lineage=lost.lineage,
+            in_doubt=lost.in_doubt,
+        )
         self._delete(name)
 
     def delete(self, name: str) -> None:
@@ -392,9 +453,30 @@ class Groups:
             core = found.raft.core
             known |= core.members.everybody
             lineage, incarnation = max((lineage, incarnation), (core.lineage, core.incarnation))
-        if lineage <= meta.rejoin_lineage:
-            incarnation = max(incarnation, meta.rejoin_above)
-        return Lost(incarnation=incarnation, ask=tuple(sorted(known)), lineage=lineage)
+        # A copy may replace one of a later lineage than its own: one that was lost in doubt.
+        replaced = meta.rejoin_lineage, meta.rejoin_above
+        lineage, incarnation = max((lineage, incarnation), replaced)
+        return Lost(
+            incarnation=incarnation,
+            ask=tuple(sorted(known)),
+            lineage=lineage,
+            in_doubt=meta.in_doubt,
+        )
+
+    def save_commits(self) -> Future[None]:
+        """Have all copies write down how far their logs are committed; when that is durable."""
+        left, whole = 1, Future[None]()
+
+        def done(_: LowmarkError | None) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                whole.resolve(None)
+
+        for group in self.groups():
+            left += group.save_commit(done)
+        done(None)
+        return whole
 
     def close(self) -> None:
         """Stop everything; whoever waits is told. The log is its owner's to close."""
@@ -409,7 +491,102 @@ class Groups:
         self._log.on_dropped = lambda _: None
         self._log.on_writable = lambda: None
 
+    # -- a directory that is older than what others know of it ----------------------------------
+
+    def note_doubtful(self, name: str) -> None:
+        """This node may have had a copy of a group that its directory lacks, or one that can't be
+        put in doubt as it is: one that is made or opened here later is. Durable when it returns.
+        """
+        try:
+            known = lost_copy(self._disk, name)
+        except NewerFormat:
+            raise
+        except Corrupt:
+            return  # with a damaged note none is made, and one that is opened is in doubt
+        if known is None:
+            note_lost(self._disk, name, incarnation=0, ask=(), in_doubt=True)
+        elif not known.in_doubt:
+            note_lost(
+                self._disk,
+                name,
+                incarnation=known.incarnation,
+                ask=known.ask,
+                lineage=known.lineage,
+                in_doubt=True,
+            )
+
+    def settle(self) -> None:
+        """All groups of which copies may be missing here have a note (`note_doubtful`)."""
+        self.starts.settle()
+
+    @property
+    def older_words(self) -> str:
+        """What there is to say of this directory to people, if it is older than it should be."""
+        starts = self.starts
+        if self._uncounted:
+            return f"this node is silent, for its start can't be counted: {self._uncounted}"
+        if not starts.older_than and not starts.lost:
+            return ""
+        waiting = sum(one.waits for one in self.groups() if one.stopped is None)
+        words = (
+            "the directory of this node is older than what other nodes have seen of it: an image or"
+            " a backup was put back"
+        )
+        if starts.lost:
+            why = f" ({self._doubts.waits_for})" if self._doubts.waits_for else ""
+            return f"{words}. It says nothing until all its copies are in doubt{why}"
+        made_good = "are made good from other nodes, and have no vote until then"
+        return f"{words}. {waiting} of its copies {made_good}"
+
+    def _learned(self) -> None:
+        """Another node is known: from here on something may be said to it."""
+        if not self.starts.counted:
+            self._count()
+
+    def _count(self) -> None:
+        try:
+            self.starts.count()
+            self._uncounted = ""
+        except LowmarkError as error:  # it is tried again with the next tick
+            if error.message != self._uncounted:
+                logger.error("a start can't be counted", extra={"reason": error.message})
+            self._uncounted = error.message
+
+    def _is_older(self, number: int) -> None:
+        self._doubts.begin(number)
+
+    def _doubt(self, node: int) -> None:
+        """What a node has said before may have been said by an older directory."""
+        for group in self._groups.values():
+            group.doubt(node)
+
+    def _began_anew(self) -> None:
+        self.hellos.begin_anew()
+        self.when_begun_anew()
+
+    def _look_at_doubts(self) -> None:
+        if not self.starts.counted:
+            if self.transport.addresses:
+                self._count()
+            return
+        self.hellos.tick()
+        if self.starts.lost:
+            self._doubts.tick()
+        elif (
+            self.starts.older_than or self._came_in_doubt
+        ) and self._ticks % self.config.election_ticks == 0:
+            self._doubts.ask()
+            if not self.starts.unsettled and self._doubts.is_over():
+                self._came_in_doubt = False
+                with contextlib.suppress(LowmarkError):  # it is tried again by and by
+                    self.starts.all_is_well()
+
     # -- services for groups --------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
 
     def now_ms(self) -> int:
         """Time that only grows."""
@@ -421,6 +598,13 @@ class Groups:
 
     def send(self, group: str, item: Item) -> None:
         """Send with this turn's frame."""
+        if not isinstance(item, Ask | Answer):
+            if not self.hellos.open:
+                return
+            if isinstance(item, Vote | VoteResponse) and not self.hellos.may_vote(
+                item.to, group, item
+            ):
+                return
         self.transport.send(group, item)
         self._schedule()
 
@@ -478,6 +662,7 @@ class Groups:
             for node in sorted(self.transport.addresses):
                 self.transport.pulse(node)
         self._ticks += 1
+        self._look_at_doubts()
         self._look_around()
         now = self.now_ms()
         look = now >= self._look_at_ms

@@ -37,10 +37,18 @@ class Lost(Note, frozen=True, kw_only=True):
     ask: tuple[int, ...]
     """The nodes that a new copy asks to be added again."""
     lineage: int = 0
+    in_doubt: bool = False
+    """Whether it may have had another incarnation, or lineage: see `doubts`."""
 
 
 def note_lost(
-    disk: Disk, group: str, *, incarnation: int, ask: tuple[int, ...], lineage: int = 0
+    disk: Disk,
+    group: str,
+    *,
+    incarnation: int,
+    ask: tuple[int, ...],
+    lineage: int = 0,
+    in_doubt: bool = False,
 ) -> None:
     """The copy of a group that has this incarnation, in this lineage, will be thrown away."""
     if disk.stat(FOLDER) is None:
@@ -52,11 +60,14 @@ def note_lost(
         most = max(incarnation, known.incarnation)
         incarnation = most if known.lineage == lineage else known.incarnation
         lineage = known.lineage
+    if known is not None:
+        in_doubt = in_doubt or known.in_doubt  # of which lineage it was is in doubt as well
     path = f"{FOLDER}/{group}"
     aside = f"{FOLDER}/~{group}"  # no group has such a name
     if disk.stat(aside) is not None:
         disk.unlink(aside)
-    write_note(disk, aside, Lost(incarnation=incarnation, ask=ask, lineage=lineage))
+    note = Lost(incarnation=incarnation, ask=ask, lineage=lineage, in_doubt=in_doubt)
+    write_note(disk, aside, note)
     disk.rename(aside, path)
     disk.sync_dir(FOLDER)
 
@@ -80,8 +91,12 @@ class Rejoining:
 
     def __init__(self, host: Group, meta: GroupMeta, *, replace: Callable[[int], bool]) -> None:
         self._host = host
-        self._ask = meta.ask
         self._replace = replace
+        self.renew(meta)
+
+    def renew(self, meta: GroupMeta) -> None:
+        """The record says something else."""
+        self._ask = () if meta.in_doubt else meta.ask  # it does not know yet what to ask for
         self.above = meta.rejoin_above
         """The incarnation that was lost here, if any."""
         self._lineage = meta.rejoin_lineage

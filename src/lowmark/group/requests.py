@@ -158,6 +158,11 @@ class Proposals:
         return NoQuorum(self._group, waited_ms=waited_ms)
 
 
+CONFIRM = object()
+"""A question that the machine is not asked: only whether this copy leads, and has all applied that
+was committed."""
+
+
 class Read(NamedTuple):
     """A question that wants an answer that is up to date."""
 

@@ -65,6 +65,8 @@ class GroupStatus:
     """Requests that are not answered."""
     stopped: str
     """Why it serves nothing, if so."""
+    silent: str
+    """Why it says nothing to other members, if so: it waits to be added again."""
     install_refused: str
     peers: tuple[PeerStatus, ...]
 
@@ -79,6 +81,7 @@ def status_of(
     resting: bool,
     waiting: int,
     stopped: LowmarkError | None,
+    silent: str,
     install_refused: str,
 ) -> GroupStatus:
     """Everything worth knowing about a copy."""
@@ -106,6 +109,7 @@ def status_of(
         resting=resting,
         waiting=waiting,
         stopped=stopped.message if stopped is not None else "",
+        silent=silent,
         install_refused=install_refused,
         peers=peers,
     )

@@ -35,6 +35,9 @@ class GroupMeta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     reset_at: int = 0
     """The index of the entry that makes this copy the only one; 0 when it is committed. The term of
     that entry is `hard.lineage`, and the node is `hard.vote`. See `reset`."""
+    in_doubt: bool = False
+    """Whether this copy may lack what its node has promised for it, as any incarnation; see
+    `doubts`."""
 
     def encode(self) -> bytes:
         """As it is stored."""
@@ -118,6 +121,7 @@ class GroupStorage:
                 inflight_bytes_max=config.inflight_bytes_max,
                 rejoin_above=meta.rejoin_above,
                 rejoin_lineage=meta.rejoin_lineage,
+                in_doubt=meta.in_doubt,
             )
         )
 

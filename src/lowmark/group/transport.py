@@ -137,6 +137,15 @@ class Transport:
         self._said: dict[tuple[str, str], int] = {}
         self.on_refused: Callable[[str, PeerRefused], None] = lambda address, why: None
         """Hears of each time."""
+        self.urgent: set[str] = set()
+        """Services whose questions are small, and without whose answers nothing is heard."""
+        self.on_learned: Callable[[], None] = lambda: None
+        """Called before anything is said to a node that is known from now on."""
+        self.admits: Callable[[int, int, str, Buffer], bool] = lambda node, boot, address, frame: (
+            True
+        )
+        """Whether a process of a node, by its boot, is believed what it says of groups; its address
+        and the frame, to `take_again` when it is."""
         self._endpoint: Endpoint = runtime.network.endpoint(
             address, self._on_frame, self._on_cut, listen=listen, on_room=lambda _: None
         )
@@ -168,6 +177,15 @@ class Transport:
             del self._addresses[before]
         self._addresses[node] = address
         self._nodes[address] = node
+        self.on_learned()
+
+    def boot_of(self, node: int) -> int:
+        """Which process of a node was heard last."""
+        return self._peer(node).boot
+
+    def take_again(self, address: str, frame: Buffer) -> None:
+        """A frame whose sender was not known well enough when it came."""
+        self._on_frame(address, frame)
 
     def forget_refused(self, *, but: AbstractSet[str]) -> None:
         """Nodes are at these addresses alone: why others were refused is of no use any more."""
@@ -248,7 +266,8 @@ class Transport:
             urgent: list[Routed] = []
             patient: list[Routed] = []
             for routed in items:
-                (patient if wire.is_patient(routed[1]) else urgent).append(routed)
+                waits = wire.is_patient(routed[1]) and routed[0] not in self.urgent
+                (patient if waits else urgent).append(routed)
             if urgent or not items:
                 self._send(node, address, urgent, urgent=True)
             for part in _parts(patient, self._moment_bytes(peer, queued)):
@@ -301,9 +320,14 @@ class Transport:
         restarted, peer.boot = peer.boot not in {0, boot}, boot
         self._receiver.heard(node, restarted=restarted)
         answers = False
+        admitted = all(isinstance(item, Ask | Answer) for _, item in items) or self.admits(
+            node, boot, address, frame
+        )
         for group, item in items:
             if isinstance(item, Ask | Answer):
                 self._receiver.called(address, group, item, known=True)
+            elif not admitted:
+                continue
             elif self._receiver.received(node, group, item):
                 if isinstance(item, NotHere):
                     peer.spared[group] = self._now_ms() + self._limits.not_here_ms

@@ -145,13 +145,19 @@ class Writes:
             self._submitting = False
         self._settle()
 
-    def save(self, hard: HardState) -> None:
-        """Make a commit index durable, when there is time for it."""
-        if self.idle and hard != self._meta.hard and self._log.quarantined is None:
-            try:
-                self._put_meta(hard, lambda _: None)
-            except Unavailable:
-                return  # it was a favour
+    def save(
+        self, hard: HardState, on_done: Callable[[LowmarkError | None], None] = lambda _: None
+    ) -> bool:
+        """Make a commit index durable, when there is time for it; whether it will be."""
+        if self._closed or not self.idle or self._log.quarantined is not None:
+            return False
+        if hard == self._meta.hard:
+            return False
+        try:
+            self._put_meta(hard, on_done)
+        except Unavailable:
+            return False  # it was a favour
+        return True
 
     def written(self, event: Written) -> None:
         """The log says that entries are durable."""

@@ -704,7 +704,13 @@ class Cluster:
             return self.outdated.message
         if self.refused is not None:
             return f"it was not let in again: {self.refused.message}"
-        return "; ".join(self.metastore.problems)
+        older = [
+            f"the directory of node {self._name_of(node)} is older than what this node has seen of"
+            f" it (start {start}): it has no vote until its copies are made good"
+            for node, start in self._groups.hellos.older_peers.items()
+        ]
+        here = [self._groups.older_words] if self._groups.older_words else []
+        return "; ".join([*here, *older, *self.metastore.problems])
 
     def _name_of(self, number: int) -> str:
         """As `name_of`, without a look into the log for nodes that are up."""

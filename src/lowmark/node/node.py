@@ -613,9 +613,13 @@ class Node:
         }
         for group in due:
             group.snapshot()
+        saved = self.groups.save_commits()
         self._within(
             SNAPSHOT_MS,
-            lambda: all(group.log.row.snapshot_index >= goal for group, goal in due.items()),
+            lambda: (
+                saved.done
+                and all(group.log.row.snapshot_index >= goal for group, goal in due.items())
+            ),
         )
 
     def _hand_over(self) -> None:

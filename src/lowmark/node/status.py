@@ -393,7 +393,7 @@ def _copy_of(group: Group) -> Copy:
         status.committed,
         status.applied,
         status.stage.value,
-        status.stopped or status.install_refused,
+        status.stopped or status.silent or status.install_refused,
         behind,
     )
 

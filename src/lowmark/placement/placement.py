@@ -75,7 +75,7 @@ from lowmark.placement.target import Place, first
 from lowmark.placement.writes import carry_out
 from lowmark.placement.zones import Zones
 from lowmark.runtime import Runtime, Timer
-from lowmark.table import Tables
+from lowmark.table import Tables, group_name
 
 logger = logging.getLogger(__name__)
 
@@ -123,6 +123,8 @@ class Placement:
     ) -> None:
         config = config or RebalanceConfig()
         self._loop = runtime.loop
+        self._groups = groups
+        groups.when_begun_anew = self._begun_anew
         self._cluster = cluster
         self._metastore = cluster.metastore
         self._catalogs = catalogs
@@ -314,6 +316,14 @@ class Placement:
                 logger.info("copies are not made yet", extra={"reason": future.error.message})
                 self._loop.call_later(_RETRY_MS, self._catch_up)
                 return
+            try:
+                settled = self._settle()
+            except LowmarkError as error:
+                logger.warning("copies are not made yet", extra={"reason": error.message})
+                settled = False
+            if not settled:
+                self._loop.call_later(_RETRY_MS, self._catch_up)
+                return
             self._up_to_date = True
             waiting, self._not_made = self._not_made, {}
             self._apply(waiting, self._on_disk())
@@ -325,6 +335,40 @@ class Placement:
                 self._catalogs.when_followed().then(known)
 
         self._metastore.read(lambda _: None).then(read)
+
+    def _begun_anew(self) -> None:
+        """This directory is older than what other nodes know of it."""
+        self._loop.call_soon(lambda: None if self._closed else self._catch_up())
+
+    def _settle(self) -> bool:
+        """Note which copies this node may once have had that its directory lacks, if it is older
+        than what others know of this node; False if that can't be told yet.
+
+        One that is made in such a place is in doubt (`group.doubts`). All that come later are not.
+        A copy without others has nobody to be made good by: it begins with nothing.
+        """
+        starts = self._groups.starts
+        if starts.lost:
+            return False
+        if not starts.unsettled:
+            return True
+        found: dict[PartitionId, frozenset[int]] = {}
+        for entry in self._metastore.range_local(ASSIGNMENTS_PREFIX).entries:
+            parsed = parse_key(entry.key)
+            if parsed is None or parsed[1] == METASTORE.table:
+                continue
+            kind, table, number = parsed
+            partition = PartitionId(table, number)
+            try:
+                nodes = NO_KEYS.with_entry(kind, entry).nodes
+            except LowmarkError:
+                continue  # no copy is made by it
+            found[partition] = found.get(partition, frozenset()) | nodes
+        for partition, holders in found.items():
+            if self._node in holders and len(holders) > 1 and not self._tables.is_made(*partition):
+                self._groups.note_doubtful(group_name(*partition))
+        self._groups.settle()
+        return True
 
     def _take_all(self) -> None:
         """Take all assignments as they are now."""

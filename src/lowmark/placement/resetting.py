@@ -187,9 +187,11 @@ class Resetting:
                 f"node {names.get(node, str(node))} has no copy of {name}",
                 hint=f"It is on nodes {words}.",
             )
-        if not others:
+        if not others and not self._is_in_doubt(partition, node):
             return Rejected(
-                f"{name} is on node {names.get(node, str(node))} only: there is nothing to reset"
+                f"{name} is on node {names.get(node, str(node))} only: there is nothing to reset",
+                hint="If its copy is older than what the node had acknowledged, ask that node"
+                " itself: --node.",
             )
         if node not in up:
             return Rejected(
@@ -222,6 +224,11 @@ class Resetting:
             )
         return None
 
+    def _is_in_doubt(self, partition: PartitionId, node: int) -> bool:
+        """Whether the copy is here, and older than what this node has acknowledged."""
+        copy = self._tables.here(*partition)
+        return node == self._node and copy is not None and copy.group.in_doubt
+
     def has_lease(self, node: int) -> bool:
         """Whether a node's lease is not over: it may be running."""
         state = self._metastore.state
@@ -248,7 +255,8 @@ class Resetting:
 
     def _carry_out(self, partition: PartitionId, lost: Collection[int]) -> Future[ResetDone]:
         copy = self._tables.here(*partition)
-        if copy is not None and copy.group.alone and copy.group.stopped is None:
+        settled = copy is not None and copy.group.stopped is None and not copy.group.in_doubt
+        if copy is not None and copy.group.alone and settled:
             # It is the only member: it was reset before, and the answer was lost.
             view, members = copy.view, copy.group.members()
             index = copy.group.applied

@@ -132,6 +132,8 @@ def heard_append_response(core: Core, message: AppendResponse, progress: Progres
     if message.reject:
         _rejected(core, message, progress)
         return False
+    if message.index > core.log.last_index:
+        return False  # it has committed what this log lacks: it finds out, and stops
     probed = progress.match == message.index and progress.state is ProgressState.PROBE
     if not progress.maybe_update(message.index) and not probed:
         return False
@@ -198,6 +200,13 @@ def answer_append(core: Core, message: Append) -> None:
     if message.index <= log.committed and log.term(message.index) not in {None, message.log_term}:
         raise LogDiverged(index=message.index, commit=log.committed)
     if message.index < log.committed:
+        # A leader has all that is committed anywhere. One that has something else there lost it;
+        # and it would count this member for entries that it does not have.
+        for entry in message.entries:
+            if entry.index > log.committed:
+                break
+            if log.term(entry.index) not in {None, entry.term}:
+                raise LogDiverged(index=entry.index, commit=log.committed)
         response.index = log.committed
     else:
         last = log.maybe_append(message.index, message.log_term, message.commit, message.entries)

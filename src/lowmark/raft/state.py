@@ -115,6 +115,8 @@ class Config(msgspec.Struct, kw_only=True):
     added again, with a higher one, it says nothing at all."""
     rejoin_lineage: int = 0
     """The lineage of the copy that was lost. In a later one it had promised nothing."""
+    in_doubt: bool = False
+    """This copy may lack what its node has promised, as whatever incarnation: it says nothing."""
 
     def check(self) -> None:
         """Refuse what can't work."""
@@ -304,6 +306,8 @@ class Core:
     def mute(self) -> bool:
         """Whether this copy waits to be added again."""
         config = self.config
+        if config.in_doubt:
+            return True
         return self.lineage <= config.rejoin_lineage and self.incarnation <= config.rejoin_above
 
     @property

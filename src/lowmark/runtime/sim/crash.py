@@ -115,6 +115,14 @@ def drawn_choice(root: FolderNode, dice: Random) -> Choice:
     return Choice("drawn", _possible(wanted, needs), contents)
 
 
+def whole_choice(root: FolderNode) -> Choice:
+    """All that can be seen now."""
+    nodes = reachable(root)
+    files = (node for node in nodes if isinstance(node, FileNode) and node.unsynced)
+    contents = {file.inode: file.survives(file.unsynced) for file in files}
+    return Choice("an image", frozenset(_needs(nodes)), contents)
+
+
 def survivor(root: FolderNode, choice: Choice) -> tuple[FolderNode, int]:
     """The tree after the crash, all of it durable, and how many bytes its files hold."""
     copies: dict[int, Node] = {}

@@ -42,7 +42,14 @@ from lowmark.runtime.disk import (
     folder_of,
     name_of,
 )
-from lowmark.runtime.sim.crash import Choice, choices, drawn_choice, fingerprint, survivor
+from lowmark.runtime.sim.crash import (
+    Choice,
+    choices,
+    drawn_choice,
+    fingerprint,
+    survivor,
+    whole_choice,
+)
 from lowmark.runtime.sim.tree import (
     FileChange,
     FileNode,
@@ -482,6 +489,10 @@ class SimDisk:
         self._locks.clear()
         self.stop_at_call = None
         return self
+
+    def image(self) -> SimDisk:
+        """A disk of its own with all that is here now, as a copy or a snapshot of a machine."""
+        return self._after(whole_choice(self._root))
 
     def _after(self, choice: Choice) -> SimDisk:
         disk = SimDisk(capacity_bytes=self.capacity_bytes, wall_ms=self.wall_ms, note=self.note)
