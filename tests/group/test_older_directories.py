@@ -548,7 +548,9 @@ def test_a_copy_whose_first_record_is_on_its_way_is_put_in_doubt_too() -> None:
     assert made.in_doubt
 
 
-def test_a_start_that_can_t_be_counted_keeps_its_node_silent_until_it_is() -> None:
+def test_a_start_that_can_t_be_counted_keeps_its_node_silent_until_it_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     cluster = Cluster()
     cluster.propose(put("a", b"x"))
     cluster[3].stop()
@@ -558,6 +560,7 @@ def test_a_start_that_can_t_be_counted_keeps_its_node_silent_until_it_is() -> No
     sent = cluster.network.watch()
     cluster.run_for(3_000)
     assert "can't be counted" in cluster[3].here.older_words
+    assert caplog.messages.count("a start can't be counted") == 1  # not with each attempt
     assert not any(group == "g" for s in sent if s.sender == 3 for group, _ in s.items)
     cluster[3].disk.heal()
     cluster.wait_even()
