@@ -548,6 +548,24 @@ def test_a_copy_whose_first_record_is_on_its_way_is_put_in_doubt_too() -> None:
     assert made.in_doubt
 
 
+def test_a_copy_that_is_left_while_it_is_made_in_doubt_leaves_the_doubt_behind() -> None:
+    # given a node that does not know yet which copies its directory lacks
+    cluster = Cluster(group="")
+    wait_hellos(cluster, 1, 2, 3)
+    here = cluster[2].here
+    here._is_older(here.starts.own.number + 1)
+    cluster.run_until(lambda: here.starts.unsettled)
+    # when it makes a copy, and leaves the group before the record of that is durable
+    made = cluster[2].create("g", (1, 2, 3))
+    assert made.in_doubt
+    assert not made.log.meta
+    here.leave("g")
+    # then the next copy is in doubt, too
+    found = lost_copy(cluster[2].disk, "g")
+    assert found is not None
+    assert found.in_doubt
+
+
 def test_a_start_that_can_t_be_counted_keeps_its_node_silent_until_it_is(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -452,7 +452,8 @@ class Groups:
             incarnation=incarnation,
             ask=tuple(sorted(known)),
             lineage=lineage,
-            in_doubt=meta.in_doubt,
+            # The record of one that is being made is on its way.
+            in_doubt=meta.in_doubt or (found is not None and found.in_doubt),
         )
 
     def save_commits(self) -> Future[None]:
