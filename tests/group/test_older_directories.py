@@ -566,6 +566,26 @@ def test_a_copy_that_is_left_while_it_is_made_in_doubt_leaves_the_doubt_behind()
     assert found.in_doubt
 
 
+def test_a_note_that_a_copy_is_in_doubt_goes_only_when_its_reset_is_durable() -> None:
+    # given a copy that a note alone says to be in doubt
+    cluster = Cluster()
+    cluster.propose(put("a", b"x"))
+    cluster.wait_even()
+    cluster[3].here.note_doubtful("g")
+    for member in cluster.members.values():
+        member.stop()
+    cluster[3].start(opens=False)
+    # when an operator has it go on alone, and power is lost at once
+    cluster[3].here.reset("g", cluster.new_machine(1))
+    assert lost_copy(cluster[3].disk, "g") is not None
+    cluster[3].crash()
+    cluster[3].start(opens=False)
+    cluster[3].here.reset("g", cluster.new_machine(1))
+    # then it goes when that is durable
+    cluster.wait_leader()
+    assert lost_copy(cluster[3].disk, "g") is None
+
+
 def test_a_start_that_can_t_be_counted_keeps_its_node_silent_until_it_is(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
