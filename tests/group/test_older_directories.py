@@ -548,7 +548,47 @@ def test_a_copy_whose_first_record_is_on_its_way_is_put_in_doubt_too() -> None:
     assert made.in_doubt
 
 
-def test_a_start_that_can_t_be_counted_keeps_its_node_silent_until_it_is() -> None:
+def test_a_copy_that_is_left_while_it_is_made_in_doubt_leaves_the_doubt_behind() -> None:
+    # given a node that does not know yet which copies its directory lacks
+    cluster = Cluster(group="")
+    wait_hellos(cluster, 1, 2, 3)
+    here = cluster[2].here
+    here._is_older(here.starts.own.number + 1)
+    cluster.run_until(lambda: here.starts.unsettled)
+    # when it makes a copy, and leaves the group before the record of that is durable
+    made = cluster[2].create("g", (1, 2, 3))
+    assert made.in_doubt
+    assert not made.log.meta
+    here.leave("g")
+    # then the next copy is in doubt, too
+    found = lost_copy(cluster[2].disk, "g")
+    assert found is not None
+    assert found.in_doubt
+
+
+def test_a_note_that_a_copy_is_in_doubt_goes_only_when_its_reset_is_durable() -> None:
+    # given a copy that a note alone says to be in doubt
+    cluster = Cluster()
+    cluster.propose(put("a", b"x"))
+    cluster.wait_even()
+    cluster[3].here.note_doubtful("g")
+    for member in cluster.members.values():
+        member.stop()
+    cluster[3].start(opens=False)
+    # when an operator has it go on alone, and power is lost at once
+    cluster[3].here.reset("g", cluster.new_machine(1))
+    assert lost_copy(cluster[3].disk, "g") is not None
+    cluster[3].crash()
+    cluster[3].start(opens=False)
+    cluster[3].here.reset("g", cluster.new_machine(1))
+    # then it goes when that is durable
+    cluster.wait_leader()
+    assert lost_copy(cluster[3].disk, "g") is None
+
+
+def test_a_start_that_can_t_be_counted_keeps_its_node_silent_until_it_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     cluster = Cluster()
     cluster.propose(put("a", b"x"))
     cluster[3].stop()
@@ -558,6 +598,7 @@ def test_a_start_that_can_t_be_counted_keeps_its_node_silent_until_it_is() -> No
     sent = cluster.network.watch()
     cluster.run_for(3_000)
     assert "can't be counted" in cluster[3].here.older_words
+    assert caplog.messages.count("a start can't be counted") == 1  # not with each attempt
     assert not any(group == "g" for s in sent if s.sender == 3 for group, _ in s.items)
     cluster[3].disk.heal()
     cluster.wait_even()

@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 SERVICE = "group.incarnation"
 _NAMES_MAX = 256
-"""So many groups are asked for at a time."""
+"""How many groups are asked for at a time."""
 
 
 class _Ask(msgspec.Struct, frozen=True, array_like=True):

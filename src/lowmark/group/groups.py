@@ -374,9 +374,10 @@ class Groups:
         log = self._log.group(name)
         found = self._groups.get(name)
         term = 0 if found is None else found.term
-        done, meta = reset.begin(log, self.node, term=term)
+        # This copy is not given up, nor in doubt any more, as soon as its record says so.
+        durable = partial(self._forget_when_durable, name)
+        done, meta = reset.begin(log, self.node, term=term, on_done=durable)
         self.close_group(name)
-        forget_lost(self._disk, name)  # this copy is not given up
         return self._add(log, machine, listener, meta, observer), done
 
     def _add(
@@ -460,7 +461,8 @@ class Groups:
             incarnation=incarnation,
             ask=tuple(sorted(known)),
             lineage=lineage,
-            in_doubt=meta.in_doubt,
+            # The record of one that is being made is on its way.
+            in_doubt=meta.in_doubt or (found is not None and found.in_doubt),
         )
 
     def save_commits(self) -> Future[None]:

@@ -27,7 +27,8 @@ What a node does that learns this of itself, and what is true after each step
     1. the note says which start others know      its copies say nothing any more, in no later
        (`lost`)                                   process either
     2. each copy's record says that it is in      none of its copies votes, acknowledges or leads
-       doubt (`storage.GroupMeta.in_doubt`)       before it was added to its group again
+       doubt (`storage.GroupMeta.in_doubt`);      before it was added to its group again
+       where none can be written, a note does
     3. the note has a start above all that is     others believe it again; what its copies ask is
        known, and that copies may be missing      to be added again (`doubts`)
        here (`unsettled`)

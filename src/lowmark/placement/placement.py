@@ -345,7 +345,7 @@ class Placement:
         than what others know of this node; False if that can't be told yet.
 
         One that is made in such a place is in doubt (`group.doubts`). All that come later are not.
-        A copy without others has nobody to be made good by: it begins with nothing.
+        For a copy that is the only one there is no other to make it good: it begins with nothing.
         """
         starts = self._groups.starts
         if starts.lost:
