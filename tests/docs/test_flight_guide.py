@@ -12,11 +12,11 @@ from lowmark.backend.protocol import (
     CALL,
     CALLS,
     HELLO,
+    KEYS_MAX,
     PROTOCOL,
     REQUEST_BYTES_MAX,
     Welcome,
 )
-from lowmark.client.distant_lookup import KEYS_MAX
 from lowmark.server.plain import Put, PutPart, Wanted
 from lowmark.server.reading import ANSWER_BYTES
 from lowmark.server.service import PLAIN_CALLS, WAIT_S_MAX

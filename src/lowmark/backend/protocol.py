@@ -38,6 +38,8 @@ CALLS: Final = b"lowmark.calls"
 """The command of the descriptor of a stream of calls."""
 COMMANDS: Final = pa.schema([pa.field("command", pa.large_binary(), nullable=False)])
 """Batches as they stand in the log, or go there."""
+KEYS_MAX: Final = 4_096
+"""Keys that are looked up at once."""
 REQUEST_BYTES_MAX: Final = BODY_BYTES_MAX
 _HEAD = struct.Struct("<cH")
 _LETTER = b"L"

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 
 from lowmark.backend.port import LooksUp
+from lowmark.backend.protocol import KEYS_MAX
 from lowmark.backend.values import Found
 from lowmark.client.lookup import Lookup
-
-KEYS_MAX: Final = 4_096
-"""Keys that are asked for at once."""
 
 
 class DistantLookup(Lookup):

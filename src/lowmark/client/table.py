@@ -34,9 +34,7 @@ from lowmark.client.checking import (
     many,
     whole,
 )
-from lowmark.client.cursors import Cursors
 from lowmark.client.edges import edge, raise_by_name
-from lowmark.client.producer import Producer
 from lowmark.client.reading import BATCH_BYTES, Reader
 from lowmark.client.session import Session
 from lowmark.client.staging import (
@@ -64,6 +62,7 @@ if TYPE_CHECKING:
     import pyarrow.compute as pc
 
     from lowmark.client.altering import alterations
+    from lowmark.client.cursors import Cursors
     from lowmark.client.distant_lookup import DistantLookup
     from lowmark.client.explaining import (
         Explanation,
@@ -75,6 +74,7 @@ if TYPE_CHECKING:
     from lowmark.client.exporting import Exported, ExportProgress, export_table
     from lowmark.client.history import HistoryLine, table_history
     from lowmark.client.lookup import IndexSize, Lookup
+    from lowmark.client.producer import Producer
     from lowmark.client.tide import Tide, tide_of
     from lowmark.compaction.description import LedgerDescription
     from lowmark.compaction.repair import Rebuilt, Reconciled, rebuild_ledgers, reconcile_ledgers
@@ -83,8 +83,10 @@ if TYPE_CHECKING:
     from lowmark.compaction.verify import LedgerVerdict, verify_ledgers
     from lowmark.ledger import ReadWay, RunRecord
 else:
+    (Cursors,) = deferred("lowmark.client.cursors", "Cursors")
     (DistantLookup,) = deferred("lowmark.client.distant_lookup", "DistantLookup")
     (Lookup,) = deferred("lowmark.client.lookup", "Lookup")
+    (Producer,) = deferred("lowmark.client.producer", "Producer")
     (tide_of,) = deferred("lowmark.client.tide", "tide_of")
     (alterations,) = deferred("lowmark.client.altering", "alterations")
     explain_key, explain_table = deferred(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard
 
 from lowmark.backend.filtering import Where
 from lowmark.backend.ledgers import Ledgers, OpenLedger
@@ -19,7 +19,6 @@ from lowmark.backend.values import Hold, ReadRange
 from lowmark.catalog import Table, TableId
 from lowmark.client.changes import ChangesReader, Feed, check_commit, feed_shape
 from lowmark.client.checking import check_offsets, whole
-from lowmark.client.cursors import Cursors
 from lowmark.client.looking_back import AsOfReader
 from lowmark.client.past import catalog_then
 from lowmark.client.reading import Reader, Reading, horizon_of
@@ -38,6 +37,9 @@ from lowmark.table import (
     View,
     table_mark,
 )
+
+if TYPE_CHECKING:
+    from lowmark.client.cursors import Cursors
 
 Start: TypeAlias = str | int | Mapping[int, int] | dt.datetime
 """`earliest`, `latest`, a time, or offsets by partition."""

@@ -11,7 +11,7 @@ import hashlib
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,7 +21,6 @@ from lowmark.backend.port import Backend
 from lowmark.catalog import Table, TableSchema
 from lowmark.client.appending import Part, Parts, Pending, TableAppender
 from lowmark.client.checking import check_key, check_values, key_batches, key_schema
-from lowmark.client.producer import Sink
 from lowmark.client.session import Session
 from lowmark.convert.coercion import Coercion
 from lowmark.convert.rows import is_frame
@@ -40,6 +39,9 @@ from lowmark.table import (
     renewed_rows,
     split,
 )
+
+if TYPE_CHECKING:
+    from lowmark.client.producer import Sink
 
 SLICE_ROWS = 1 << 16
 """Rows that are split and sent together."""

@@ -33,6 +33,7 @@ from lowmark.backend.errors import (
 )
 from lowmark.backend.port import RETRY, Backend
 from lowmark.backend.protocol import (
+    KEYS_MAX,
     PROTOCOL,
     REQUEST_BYTES_MAX,
     Hello,
@@ -47,7 +48,6 @@ from lowmark.backend.values import Found, Hold, Moment
 from lowmark.backend.view_parts import Known, since
 from lowmark.catalog import TableId
 from lowmark.client import Database
-from lowmark.client.distant_lookup import KEYS_MAX
 from lowmark.errors import LowmarkError
 from lowmark.metastore.commands import Not
 from lowmark.node import NodeClosing, NodeSilent
