@@ -32,7 +32,7 @@ print(live(int(sys.argv[1])))
 
 FOUND_BY = {
     "appends unconditionally": (0, ("was made twice",)),
-    "cuts unconditionally": (10, ("the log has",)),
+    "cuts unconditionally": (69, ("the log has",)),
     "reads parts as they are now": (10, ("is missing",)),
     "ignores its token": (9, ("a command is in version", ", but it is in version")),
     "looks without waiting": (1, ("is in force",)),

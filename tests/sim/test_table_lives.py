@@ -33,7 +33,7 @@ print(live(int(sys.argv[1])))
 
 FOUND_BY = {
     "forgets producers in snapshots": (0, ("its snapshot says",)),
-    "forgets answers in snapshots": (12, ("RepeatTooOld",)),
+    "forgets answers in snapshots": (21, ("RepeatTooOld",)),
     "cuts what a cursor holds": (0, ("cut at",)),
     "cuts what a lease holds": (3, ("cut at",)),
     "counts leases that are over": (0, ("'Trimmed'",)),

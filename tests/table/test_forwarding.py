@@ -43,12 +43,14 @@ BATCH = encode_batch(b"rows", rows=1, schema=1)
 
 
 def world_of(nodes: int, seed: int = 1) -> tuple[TableWorld, TableId]:
-    """A table with three replicas whose partition leads somewhere."""
+    """A table with three replicas whose partition leads somewhere, as all copies know."""
     world = TableWorld(seed, nodes=nodes)
     world.execute(1, AlterZone(name="default", replicas=3))
     table = world.create(1, log_table("events"))
     world.everywhere()
-    world.leading(table)
+    lead = leader(world, table)
+    copies = [copy.group for node in world.up for copy in node.tables.of(table)]
+    world.run_until(lambda: all(copy.leader == lead for copy in copies))
     return world, table
 
 
