@@ -43,7 +43,7 @@ FOUND_BY = {
     "founds what it joins": (0, ("lead in term", "the group has")),
     "cancels what is in force": (3, ("what is in force was cancelled",)),
     "decides by the latest revision": (0, ("decided on by no event",)),
-    "lets a node leave by hearsay": (201, ("there is no peace",)),
+    "lets a node leave by hearsay": (142, ("there is no peace",)),
     "votes as an earlier incarnation": (45, ("two batches at offset", "elsewhere")),
     "makes copies before it has caught up": (7000076, ("lead in term",)),
 }
