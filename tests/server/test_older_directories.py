@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +46,20 @@ def put_back(nodes: Nodes, path: Path, number: int, image: Path) -> None:
     shutil.copytree(image, path / f"n{number}", symlinks=True)
 
 
+def has_heard(path: Path, number: int, *, of: int) -> bool:
+    """Whether a node has written down the last start of another one."""
+
+    def note(one: int) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((path / f"n{one}" / "starts").read_text().split("\n")[0])
+        return found
+
+    there = note(of)
+    return any(
+        start == there["number"] and there["id"] in (one, *before)
+        for start, one, before in note(number)["known"].values()
+    )
+
+
 def count(table: Table) -> int | None:
     """How many rows a table has; None: no node says."""
     try:
@@ -68,7 +84,7 @@ def test_rows_that_an_older_directory_had_acknowledged_are_not_lost(tmp_path: Pa
         nodes.stop(1)
         image = copy(nodes, tmp_path, 1)
         nodes.start(1)
-        soon(lambda: all_voters(nodes, 0))
+        soon(lambda: all_voters(nodes, 0) and has_heard(tmp_path, 2, of=1))
         # and rows that n0 and n1 alone have acknowledged
         nodes.stop(2)
         with nodes.connect(0) as db:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
@@ -20,11 +20,13 @@ from lowmark.cli.database import (
 from lowmark.cli.formatting import facts_of
 from lowmark.cli.output import Json, show_json, show_table
 from lowmark.cli.session import WrongUse, help_if_bare
-from lowmark.client import CursorPlace, Table, TableCursor
 from lowmark.formatting import bytes_text, counted, time_text, times_text
 from lowmark.node.status import WAITING_MS_MAX, cursor_warning
 from lowmark.runtime import millis_of
 from lowmark.table import CHANGE, TIME
+
+if TYPE_CHECKING:
+    from lowmark.client import CursorPlace, Table, TableCursor
 
 app = typer.Typer(invoke_without_command=True)
 

@@ -39,7 +39,7 @@ from lowmark.cli.database import DatabaseOption, TableArgument, listed, opened_d
 from lowmark.cli.formatting import facts_of
 from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table
 from lowmark.cli.session import FAILED, WrongUse, help_if_bare, wrong_use
-from lowmark.client import Database, Table, TableExplanation, TableUnknown
+from lowmark.client import Database, TableUnknown
 from lowmark.convert.columns import columns_of, of_column
 from lowmark.errors import Rejected, Unavailable
 from lowmark.formatting import bytes_text, counted, verb
@@ -330,7 +330,7 @@ def list_(ctx: typer.Context, data: DatabaseOption = None, as_json: Json = False
             }
             rows.append(row)
             try:
-                kept = _kept(one)
+                kept = one.explain()
                 row["rows"] = kept.readable_rows
                 row["bytes"] = kept.bytes + kept.ledger_bytes
                 row["cursors"] = len(one.cursors.list())
@@ -342,12 +342,6 @@ def list_(ctx: typer.Context, data: DatabaseOption = None, as_json: Json = False
                 print(f"lowmark: table {name}: {away.one_line()}", file=sys.stderr)
     columns = ("table", "key", "columns", "partitions", "rows", "bytes", "cursors")
     show_table(rows, columns=columns, as_json=as_json)
-
-
-def _kept(one: Table) -> TableExplanation:
-    kept = one.explain()
-    assert isinstance(kept, TableExplanation)
-    return kept
 
 
 @app.command()
@@ -396,7 +390,7 @@ def show(
 
 def _described(database: Database, name: str) -> dict[str, Any]:
     one = database.table(name)
-    descriptor, kept = one.descriptor, _kept(one)
+    descriptor, kept = one.descriptor, one.explain()
     zone = database.catalog.zones[descriptor.zone_id]
     cursors = cursor_rows(one)
     given = dict(descriptor.options)
@@ -614,7 +608,7 @@ def drop(
         found = _unless_unknown(lambda: database.table(name), unknown_ok=if_exists)
         if found is not None:
             if not yes:
-                _ask(name, _kept(found).readable_rows, as_json=as_json)
+                _ask(name, found.explain().readable_rows, as_json=as_json)
             database.drop_table(name)
     if as_json:
         show_json({"table": name, "dropped": found is not None})

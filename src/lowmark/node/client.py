@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple, Self, TypeVar
@@ -229,7 +230,8 @@ class NodeClient:
     ) -> Iterator[T]:
         options = flight.FlightCallOptions(timeout=timeout_s, headers=ASKS_FOR_WHOLE)
         encoded = msgspec.json.encode(body)
-        begun, ends_at = False, time.monotonic() + (_REOPENS_S if speaks_tls(self.address) else 0.0)
+        reopens_s = _REOPENS_S if speaks_tls(self.address) else 0.0
+        begun, ends_at = False, math.inf
         while True:
             try:
                 for result in self._flight.do_action(flight.Action(action, encoded), options):
@@ -238,8 +240,13 @@ class NodeClient:
                 return
             except (flight.FlightError, pyarrow.ArrowException) as error:
                 named = self._in_our_words(action, encoded, error)
-                away = isinstance(named, NodeUnreachable) and _NOT_SENT in str(error)
-                if begun or not away or time.monotonic() > ends_at:
+                # Nothing was sent, or what was sent only looks: it may be cut off by a node that
+                # closes its endpoint to open it again.
+                away = isinstance(named, NodeUnreachable)
+                late = isinstance(error, flight.FlightTimedOutError)
+                now = time.monotonic()
+                ends_at = min(ends_at, now + reopens_s)
+                if begun or late or not away or now >= ends_at:
                     raise named from error
             time.sleep(_REOPENS_LOOK_S)
 
