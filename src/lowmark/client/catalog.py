@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING
 
-from lowmark.backend.operating import (
-    CatalogHolder,
-    CatalogRound,
-    CompactCatalogAsk,
-    Nothing,
-    RoundsReply,
-    operated,
-)
 from lowmark.backend.port import Backend
 from lowmark.catalog import Catalog
 from lowmark.client.edges import edge
 from lowmark.client.session import Session
+
+if TYPE_CHECKING:
+    from lowmark.backend.operating import CatalogHolder, CatalogRound
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +58,12 @@ class DatabaseCatalog(Catalog):
 
         A dry run asks all nodes the same, and changes nothing.
         """
+        from lowmark.backend.operating import (  # noqa: PLC0415 (operators alone ask for it)
+            CatalogRound,
+            CompactCatalogAsk,
+            operated,
+        )
+
         asked = CompactCatalogAsk(dry_run=dry_run)
         return operated(self._backend, "catalog.compact", asked, CatalogRound)
 
@@ -69,6 +71,12 @@ class DatabaseCatalog(Catalog):
         """The last rounds that cut something, or that other holders than before kept from it;
         oldest first.
         """
+        from lowmark.backend.operating import (  # noqa: PLC0415 (operators alone ask for it)
+            Nothing,
+            RoundsReply,
+            operated,
+        )
+
         said = operated(self._backend, "catalog.rounds", Nothing(), RoundsReply)
         return list(said.rounds)
 
