@@ -25,6 +25,7 @@ from lowmark.log.errors import (
     GroupLeaving,
     GroupUnknown,
     LogClosed,
+    NewerFormat,
     in_directory,
     reason_of,
 )
@@ -537,6 +538,7 @@ class Log:
         if state.quarantine is not None or state.deleted:
             return  # once is enough; and the name of a deleted group may be another's by now
         state.quarantine = damage.message
+        state.quarantine_lasts = not isinstance(damage, NewerFormat)
         logger.error("quarantined", extra={"group": state.name, "reason": damage.message})
         if not self._read_only:
             self._save_quarantine(state)
