@@ -18,8 +18,9 @@ that no other node waits for it; watches are ended, with a word; the metastore t
 that the directory says by itself all that the node knew; then everything is closed. A step that
 takes too long is left out: what was acknowledged is safe without any of them.
 
-A node whose copy of the metastore is outdated, because an operator reset the metastore on another
-node, hands leadership over and ends with `MetastoreOutdated`; `lowmark serve` starts it again.
+A node whose copy of the metastore is damaged, or outdated, because an operator reset the metastore
+on another node, hands leadership over and ends with `MetastoreRenewed`; `lowmark serve` starts it
+again.
 """
 
 from __future__ import annotations
@@ -452,7 +453,7 @@ class Node:
 
         def over() -> bool:
             failed = self.cluster.ready.error is not None or self._damage is not None
-            return self._stopping or failed or self.cluster.outdated is not None
+            return self._stopping or failed or self.cluster.renewed is not None
 
         try:
             self.cluster.ready.then(settled)
@@ -461,9 +462,9 @@ class Node:
                 raise self.cluster.ready.error.again()
             if self._damage is not None:
                 raise self._damage
-            if self.cluster.outdated is not None:
+            if self.cluster.renewed is not None:
                 self._hand_over()
-                raise self.cluster.outdated.again()
+                raise self.cluster.renewed.again()
             self._say_goodbye()
         finally:
             self._close()
