@@ -110,6 +110,8 @@ REPLAY_BYTES = 1 << 20
 """A partition with more than this to read again takes a snapshot before it is closed."""
 SERVER_MS = 5_000
 _AGAIN_MS = 100
+_SEAL_MS = 100
+"""So long the last batch of the WAL may stand there without a word that it was synced."""
 _GUESTS = "guests of the process before may come back to what they read"
 _NOT_REWRITTEN: dict[str, Any] = {
     "compaction_interval_ms": 0,
@@ -456,6 +458,7 @@ class Node:
             return self._stopping or failed or self.cluster.renewed is not None
 
         try:
+            self._keep_sealing()
             self.cluster.ready.then(settled)
             self.loop.run_until(over, timeout_ms=_NO_HURRY_MS)
             if self.cluster.ready.error is not None:
@@ -622,6 +625,12 @@ class Node:
                 and all(group.log.row.snapshot_index >= goal for group, goal in due.items())
             ),
         )
+        self.log.seal()
+        self._within(SNAPSHOT_MS, lambda: self.log.wal.idle)
+
+    def _keep_sealing(self) -> None:
+        self.log.seal()
+        self.loop.call_later(_SEAL_MS, self._keep_sealing)
 
     def _hand_over(self) -> None:
         """Have other nodes lead what this node leads, if there are any."""
