@@ -303,7 +303,7 @@ class DamageLife:
                 f"node {node.number} does not start: {error.message}",
             )
             assert damage is not None
-            self.counts["named at a start"] += 1
+            self.counts[f"named at a start: {type(error).__name__}"] += 1
             node.crash(killed=True)
             self._restore(node, damage)
             node.start()

@@ -21,6 +21,8 @@ from lowmark.log.drivers import Installs, Snapshotter
 from lowmark.log.entries import Entry, Run
 from lowmark.log.errors import (
     Damaged,
+    FolderMissing,
+    FolderMistaken,
     GroupExists,
     GroupLeaving,
     GroupUnknown,
@@ -301,6 +303,19 @@ class Log:
         if name not in self._groups:
             raise GroupUnknown(name)
         return self._groups[name]
+
+    def damage(self, name: str) -> str:
+        """Why what is here of a group is good for nothing; empty if it is sound, or if it is only
+        this release, or this disk just now, that can't read it.
+        """
+        unreadable = self.unreadable.get(name)
+        if unreadable is not None:
+            passes = not isinstance(unreadable, Corrupt) or isinstance(
+                unreadable, FolderMissing | FolderMistaken | NewerFormat
+            )
+            return "" if passes else unreadable.message
+        group = self._groups.get(name)
+        return "" if group is None or not group.damaged else group.quarantined or ""
 
     def groups(self) -> list[GroupLog]:
         """All groups, by name."""

@@ -358,9 +358,14 @@ class Cluster:
 
     def _come_back(self) -> None:
         founding = self._identity.founding
-        has_copy = GROUP in {log.name for log in self._log.groups() if log.meta}
+        damage = self._log.damage(GROUP)
+        has_copy = bool(damage) or GROUP in {log.name for log in self._log.groups() if log.meta}
         if self._identity.renewing and not (has_copy and self._identity.renewing == CATCHING_UP):
             self._renew(has_copy=has_copy)
+            return
+        if damage and self._identity.peers and not self._has_record():
+            # What this copy was can't be read, so it can't be opened, only given up.
+            self._reseeding.begin()
             return
         # Before anything is made: a copy that is lost or damaged must not be replaced by a new one.
         check_metastore(self._disk, self._log, self._identity)
@@ -373,6 +378,10 @@ class Cluster:
         if founding is not None:
             self._settle(founding)
         self._go()
+
+    def _has_record(self) -> bool:
+        """Whether this node's copy can be opened, damaged or not."""
+        return any(log.name == GROUP and log.meta for log in self._log.groups())
 
     def _renew(self, *, has_copy: bool) -> None:
         """Get a copy of the metastore in place of one that was given up."""
@@ -450,9 +459,7 @@ class Cluster:
 
     def _can_do_without(self) -> None:
         """The others have all that this damaged copy of the metastore ever had a part in."""
-        stopped = self.metastore.group.stopped
-        if stopped is not None:
-            self._give_up(MetastoreDamagedHere(self.node.name, why=stopped))
+        self._give_up(MetastoreDamagedHere(self.node.name, why=self._log.damage(GROUP)))
 
     def _give_up(self, why: MetastoreRenewed) -> None:
         self._loop.call_soon(lambda: self._note_renewal(why))

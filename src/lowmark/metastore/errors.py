@@ -103,9 +103,9 @@ class MetastoreRenewed(Unavailable):
 class MetastoreDamagedHere(MetastoreRenewed):
     """This node's copy of the metastore is damaged; the other nodes have it."""
 
-    def __init__(self, node: str, *, why: LowmarkError) -> None:
+    def __init__(self, node: str, *, why: str) -> None:
         super().__init__(
-            f"node {node} has a damaged copy of the metastore: {why.message}",
+            f"node {node} has a damaged copy of the metastore: {why}",
             detail="Other nodes have the metastore, and do without this copy.",
             hint="Start the node again: it throws this copy away and gets a new one from the"
             " others. Its copies of partitions stay.",

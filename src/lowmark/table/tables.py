@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable
 from itertools import chain
 
 from lowmark.catalog import TableId
-from lowmark.errors import Corrupt
 from lowmark.group import Future, Group, Groups, PeerListener, Reset
 from lowmark.holds import Hold
-from lowmark.log import FolderMissing, FolderMistaken, GroupUnknown, Log, NewerFormat
+from lowmark.log import GroupUnknown, Log
 from lowmark.runtime import Buffer
 from lowmark.table.commands import Control, encode_control
 from lowmark.table.errors import PartitionNotHere
@@ -146,18 +145,13 @@ class Tables:
         return [one for _, one in sorted(self._partitions.items())]
 
     def damage(self, table: TableId, number: int) -> str:
-        """Why the copy that this node has is good for nothing: it fails a checksum. Empty if it is
-        sound, or if this release or this disk can't read it just now.
+        """Why the copy that this node has serves nothing, and never will: it is damaged. Else
+        empty.
         """
         partition = self._partitions.get((table, number))
-        if partition is not None:
-            log, stopped = partition.group.log, partition.group.stopped
-            return (log.quarantined or "") if stopped is not None and log.damaged else ""
-        found = self._log.unreadable.get(group_name(table, number))
-        lasts = isinstance(found, Corrupt) and not isinstance(
-            found, FolderMissing | FolderMistaken | NewerFormat
-        )
-        return found.message if found is not None and lasts else ""
+        if partition is not None and partition.group.stopped is None:
+            return ""
+        return self._log.damage(group_name(table, number))
 
     def on_disk(self) -> list[tuple[TableId, int]]:
         """Which partitions this node has anything of, started or not, damaged or unfinished."""
