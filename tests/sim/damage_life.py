@@ -34,7 +34,7 @@ from table.world import TableNode, TableWorld, log_table
 
 __all__ = ["SEEDS_IN_ALL", "SEEDS_IN_TEST", "DamageLife", "DamageStory", "live"]
 
-SEEDS_IN_TEST = 4
+SEEDS_IN_TEST = 2
 SEEDS_IN_ALL = 200
 STEPS = 200
 PARTITIONS = 2

@@ -1,8 +1,8 @@
-"""A copy in quarantine that an operator has thrown away: its node gets a new one from the others.
+"""A copy in quarantine that is thrown away: its node gets a new one from the others.
 
-A copy that fails a checksum neither votes nor acknowledges, and stays as it is: a person may want
-to look at its files, and it may be the last that has a row. So nothing throws it away by itself.
-(A copy that is outdated is made anew without being asked: see `resetting.Outdated`.)
+A copy that fails a checksum neither votes nor acknowledges, and it may be the last that has a row.
+So it goes only where a majority is sound without it: because an operator asks, or because its own
+node does (`reseeding`). (Of one that is outdated see `resetting.Outdated`.)
 
 Steps, and what is true after each
 
