@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -71,16 +72,37 @@ def rows_at(nodes: Nodes, number: int) -> dict[int, str] | None:
     return dict(zip(ids, texts, strict=True))
 
 
-def rot(path: Path, dice: Random, *, cut: bool) -> None:
-    """Turn a bit of a file, or cut off its end."""
-    data = path.read_bytes()
-    if cut:
-        path.write_bytes(data[: dice.randrange(len(data))])
-        return
-    at = dice.randrange(len(data))
+@dataclass(frozen=True, slots=True)
+class Rot:
+    """A bit of a file that was turned."""
+
+    path: Path
+    inode: int
+    at: int
+    before: int
+    after: int
+
+    def put_right(self) -> None:
+        """What nothing has read by now is right again: two nodes may not rot at a time."""
+        if self.path.exists() and self.path.stat().st_ino == self.inode:
+            _put(self.path, self.at, was=self.after, becomes=self.before)
+
+
+def _put(path: Path, at: int, *, was: int, becomes: int) -> None:
     with path.open("r+b") as file:  # in place: the process that has it open sees it, too
         file.seek(at)
-        file.write(bytes([data[at] ^ (1 << dice.randrange(8))]))
+        if file.read(1) == bytes([was]):
+            file.seek(at)
+            file.write(bytes([becomes]))
+
+
+def rot(path: Path, dice: Random) -> Rot:
+    """Turn a bit of a file."""
+    data = path.read_bytes()
+    at = dice.randrange(len(data))
+    after = data[at] ^ (1 << dice.randrange(8))
+    _put(path, at, was=data[at], becomes=after)
+    return Rot(path, path.stat().st_ino, at, data[at], after)
 
 
 class Scene:
@@ -131,10 +153,8 @@ def damage_one(scene: Scene, number: int, kind: str, dice: Random) -> str:
         if was != "up":
             nodes.start(number)
         return ""
-    # The end of the WAL may always be torn; of one that was cut nothing else can be said.
-    cut = was != "up" and kind != "WAL" and dice.random() < 0.3
-    rot(path, dice, cut=cut)
-    case = f"{path.name} of n{number}, {kind}, {was}{', cut' if cut else ''}"
+    done = rot(path, dice)
+    case = f"{path.name} of n{number} at byte {done.at}, {kind}, {was}"
     if was != "up":
         nodes.start(number)
     # Whatever a node gives is right: what it can't read it does not give.
@@ -144,14 +164,15 @@ def damage_one(scene: Scene, number: int, kind: str, dice: Random) -> str:
         assert not wrong, case
     scene.append((number + 1) % 3, some=5)
     # Reading everything finds what nothing has read yet.
-    soon(lambda: rows_at(nodes, number) == scene.rows, deadline_s=120.0)
-    soon(lambda: is_sound(nodes), deadline_s=120.0)
+    soon(lambda: rows_at(nodes, number) == scene.rows)
+    soon(lambda: is_sound(nodes))
+    done.put_right()
     # With another one away, this node is one of the majority.
     away = (number + 1 + dice.randrange(2)) % 3
     nodes.kill(away)
-    soon(lambda: rows_at(nodes, number) == scene.rows, deadline_s=120.0)
+    soon(lambda: rows_at(nodes, number) == scene.rows)
     nodes.start(away)
-    soon(lambda: is_sound(nodes), deadline_s=120.0)
+    soon(lambda: is_sound(nodes))
     return case
 
 
