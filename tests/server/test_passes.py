@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from zlib import crc32
 
 import msgspec
@@ -35,14 +35,17 @@ from lowmark.errors import (
     TokenMissing,
 )
 from lowmark.frames import LowmarkSource
-from lowmark.metastore import Put
+from lowmark.group import Future
+from lowmark.metastore import Do, Put, Remove
 from lowmark.node import pass_actions as limits
 from lowmark.node import tokens as tokens_module
+from lowmark.node.callers import calling
 from lowmark.node.token_messages import EndPassAsk
 from lowmark.table import Finish
-from lowmark.tokens import PASS_PREFIX, Right, Secret, drawn
+from lowmark.tokens import PASS_PREFIX, Right, Secret, drawn, pass_key
 from server.world import COLUMNS, Served
 
+T = TypeVar("T")
 ROWS = [{"id": number, "status": "new"} for number in range(40)]
 
 
@@ -309,6 +312,34 @@ def test_a_pass_ends_with_its_query_also_in_what_is_open(there: Database, served
     digest = Secret(given.shown).digest()
     assert not [one for one in passes(served) if one.record.digest == digest]
     task.close()
+
+
+def after(first: Future[Any], then: Callable[[], Future[T]]) -> Future[T]:
+    whole: Future[T] = Future()
+    first.then(lambda _: then().then(whole.follow))
+    return whole
+
+
+def test_when_the_end_of_a_pass_is_answered_its_node_lets_no_task_in(
+    there: Database, served: Served, token: str
+) -> None:
+    # given a pass, and one that ended at another node a moment ago
+    node, given, other = served.backend.node, a_pass(there, served), a_pass(there, served)
+    caller, actions = node.tokens_of_callers.caller(token), node._passes
+    assert actions is not None
+
+    def end(shown: str) -> Future[bool]:
+        with calling(caller):
+            ended = actions.end(EndPassAsk(digest=Secret(shown).digest()))
+        return ended.map(lambda _: refused(served, shown))  # in the moment of the answer
+
+    def gone() -> Future[bool]:
+        key = pass_key(Secret(other.shown).digest())
+        return after(node.cluster.metastore.invoke(Do((Remove(key),))), lambda: end(other.shown))
+
+    # when it is ended, for the first time or again, then no call after the answer is let in
+    assert node.bridge.ask(lambda: end(given.shown), timeout_s=30)
+    assert node.bridge.ask(gone, timeout_s=30)
 
 
 def test_a_token_that_is_revoked_ends_its_passes(

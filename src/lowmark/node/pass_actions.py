@@ -184,7 +184,7 @@ class PassActions:
             entry = future.result()
             token = None if entry is None else token_of(entry)
             if token is None or token.record.of != caller.digest:
-                whole.resolve(PassReply(there=False))  # it has ended, or is not its caller's
+                self._tell_gone(whole)  # it has ended, or is not its caller's
             else:
                 gone = all_of(Revision(key, Compare.EQ, token.revision))
                 self._metastore.invoke_if(gone, [Remove(key)]).then(removed)
@@ -193,12 +193,26 @@ class PassActions:
             if future.error is not None:
                 whole.reject(future.error)
             elif future.result():
-                whole.resolve(PassReply(there=False))
+                self._tell_gone(whole)
             else:  # it was renewed just now
                 self._metastore.get(key).then(found)
 
         self._metastore.get(key).then(found)
         return whole
+
+    def _tell_gone(self, whole: Future[PassReply]) -> None:
+        """Answer when this node lets no caller in by it. One that does not hear of it in time
+        (`UNHEARD_MS`) refuses all callers by then.
+        """
+
+        def read(future: Future[int]) -> None:
+            if future.error is not None:
+                whole.reject(future.error)
+            else:
+                known = self._tokens.when_known(future.result())
+                known.then(lambda _: whole.resolve(PassReply(there=False)))
+
+        self._metastore.read(lambda state: state.latest).then(read)
 
     # -- what is left of them ---------------------------------------------------------------------
 
