@@ -20,7 +20,7 @@ from frames.alone import in_task, sent
 from lowmark.backend import passing
 from lowmark.backend.connection import location_of
 from lowmark.backend.operating import MakePassAsk, PassReply, operated
-from lowmark.backend.passing import Given, make, secret_for
+from lowmark.backend.passing import Given, end, make, renew, secret_for
 from lowmark.backend.remote import RemoteBackend
 from lowmark.catalog import TableId
 from lowmark.client import Database
@@ -33,6 +33,7 @@ from lowmark.errors import (
     StagedRowsMissing,
     TableUnknown,
     TokenMissing,
+    TokenRevoked,
 )
 from lowmark.frames import LowmarkSource
 from lowmark.group import Future
@@ -342,6 +343,63 @@ def test_when_the_end_of_a_pass_is_answered_its_node_lets_no_task_in(
     assert node.bridge.ask(gone, timeout_s=30)
 
 
+def test_a_renewal_brings_back_no_pass_that_was_ended(there: Database, served: Served) -> None:
+    # given a pass that was ended
+    table = table_id(served)
+    secret = secret_for(there.backend, Right.READ, table, "some work")
+    assert secret is not None
+    assert make(there.backend, secret.digest(), Right.READ, table)
+    assert renew(there.backend, secret.digest(), Right.READ, table)
+    end(there.backend, secret.digest())
+    # when a renewal comes late, or once more
+    for _ in range(2):
+        assert not renew(there.backend, secret.digest(), Right.READ, table)
+    # then it has ended all the same
+    assert refused(served, secret.reveal())
+    # and the same pass may be made again for new work
+    assert make(there.backend, secret.digest(), Right.READ, table)
+    assert not refused(served, secret.reveal())
+    end(there.backend, secret.digest())
+
+
+@pytest.mark.parametrize("first", ["renewal", "end"])
+def test_a_renewal_under_way_brings_back_no_pass_that_is_ended_meanwhile(
+    there: Database, served: Served, token: str, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a renewal and an end that both have seen the record, and are about to write
+    monkeypatch.setattr(limits, "_FRESH", 1 << 40)
+    node, given = served.backend.node, a_pass(there, served)
+    caller, actions = node.tokens_of_callers.caller(token), node._passes
+    assert actions is not None
+    digest = Secret(given.shown).digest()
+    asks = MakePassAsk(digest=digest, table=table_id(served), right="read", ttl_ms=1_000)
+
+    def cross() -> Future[bool]:
+        with calling(caller):
+            early = actions.renew(asks) if first == "renewal" else None
+            ended = actions.end(EndPassAsk(digest=digest))
+            renewal = early or actions.renew(asks)
+        return after(renewal, lambda: ended).map(lambda _: refused(served, given.shown))
+
+    # when both are done, then it has ended
+    assert node.bridge.ask(cross, timeout_s=30)
+    assert digest not in [one.record.digest for one in passes(served)]
+
+
+def test_a_pass_whose_record_went_is_made_again_by_work_that_goes_on(
+    there: Database, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a driver that was away for longer than its pass and its record
+    monkeypatch.setattr(passing, "RENEW_S", 0.05)
+    given = a_pass(there, served)
+    end(there.backend, Secret(given.shown).digest())
+    # when it renews the pass, then the pass is in force again
+    eventually(lambda: not refused(served, given.shown))
+    # and when the work is over, it has ended for good
+    given.close()
+    assert refused(served, given.shown)
+
+
 def test_a_token_that_is_revoked_ends_its_passes(
     there: Database, served: Served, name: str
 ) -> None:
@@ -354,7 +412,8 @@ def test_a_token_that_is_revoked_ends_its_passes(
     assert "was revoked" in ended.value.detail
     # and a driver whose token is gone renews no more
     digest = Secret(shown).digest()
-    assert passing.renewed(there.backend, digest, Right.READ, table_id(served)) == 0
+    with pytest.raises(TokenRevoked):
+        renew(there.backend, digest, Right.READ, table_id(served))
     assert shown not in str(ended.value) + ended.value.detail + ended.value.hint
     swept(served)
     eventually(lambda: not [one for one in passes(served) if one.record.digest == digest])

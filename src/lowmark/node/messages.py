@@ -830,6 +830,7 @@ CHANGES: Final = frozenset(
         "token.create",
         "token.revoke",
         "pass.make",
+        "pass.renew",
         "pass.end",
     }
 )
