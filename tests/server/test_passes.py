@@ -19,9 +19,11 @@ from eventually import eventually
 from frames.alone import in_task, sent
 from lowmark.backend import passing
 from lowmark.backend.connection import location_of
+from lowmark.backend.errors import RequestRefused
 from lowmark.backend.operating import MakePassAsk, PassReply, operated
 from lowmark.backend.passing import Given, end, make, renew, secret_for
 from lowmark.backend.remote import RemoteBackend
+from lowmark.backend.values import Hold, ReadRange
 from lowmark.catalog import TableId
 from lowmark.client import Database
 from lowmark.client.appending import TableAppender
@@ -244,6 +246,38 @@ def test_a_pass_makes_no_token_and_no_pass(there: Database, served: Served, righ
             backend.get(b"topology")
         backend.close()
         client.close()
+
+
+def test_a_pass_ends_nothing_that_it_did_not_begin(there: Database, served: Served) -> None:
+    # given a reader of the driver, and a task that knows its numbers, though nothing shows them
+    reader = there["orders"].read(follow=True)
+    [(number, kept)] = served.backend._kept.items()
+    driver = there.backend
+    with (
+        a_pass(there, served) as given,
+        lowmark.connect(served.address, token=given.shown) as task,
+    ):
+        other = task.backend
+        assert isinstance(other, RemoteBackend)
+        assert isinstance(driver, RemoteBackend)
+        # when the task releases the hold of the reader, or takes it for its own
+        other._call("release", Hold(number))
+        ranges = {0: ReadRange(0, None)}
+        with pytest.raises(RequestRefused, match="another client has this hold"):
+            other._call("hold", table_id(served), ranges, hold=Hold(number), holder="", why="")
+        # or ends the session of the driver
+        mine, other._connection._session = other._connection._session, driver._connection._session
+        for call in ("leave", "renew"):
+            with pytest.raises(RequestRefused, match="belongs to another token"):
+                other._call(call)
+        with pytest.raises(RequestRefused, match="belongs to another token"):
+            other._call("release", Hold(number))
+        other._connection._session = mine
+        # then the reader has what it held
+        assert served.backend._kept == {number: kept}
+    # and ends it itself
+    reader.close()
+    eventually(lambda: not served.backend._kept)
 
 
 def test_a_plain_client_does_nothing_with_a_pass(there: Database, served: Served) -> None:

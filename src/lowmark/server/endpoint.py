@@ -143,7 +143,7 @@ class Endpoint:
             raise RequestRefused("there is no such stream")
         request = self._service.request(command.removeprefix(APPEND))
         with self._streams.one():
-            heard = partial(self._service.sessions.hear, request.session)
+            heard = partial(self._service.heard, request)
             stream = AppendStream(
                 self._backend, self._checker, self._append_bytes, heard=heard, watched=watched
             )

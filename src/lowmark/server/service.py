@@ -51,6 +51,7 @@ from lowmark.client import Database
 from lowmark.errors import LowmarkError
 from lowmark.metastore.commands import Not
 from lowmark.node import NodeClosing, NodeSilent
+from lowmark.node.callers import current_caller
 from lowmark.node.slots import Slots
 from lowmark.server.allowing import check_call, shown_to_caller
 from lowmark.server.limits import Limits
@@ -172,10 +173,17 @@ class Service:
         if request.cluster != cluster:
             raise OtherDatabase("this address", expected=request.cluster, found=cluster)
         check_call(request)
-        self.sessions.hear(request.session)
+        self.heard(request)
         # A node that asks has looked for the rows already: it is not sent on from node to node.
         self.backend.asked_by_node(request.session < 0)
         return request
+
+    def heard(self, request: Request) -> None:
+        """A sign of life of a client; one that shows another token than before is refused."""
+        if not self.sessions.hear(request.session, current_caller().digest):
+            raise RequestRefused(
+                "the session of this client belongs to another token", hint="Connect again."
+            )
 
     def call(self, body: bytes) -> bytes:
         """Carry a call out, and answer it."""
@@ -247,8 +255,10 @@ class Service:
         """
         key, name = (request.session, hold.number), request.call
         with self._taking_lock:
+            history, shown = name == "hold_history", current_caller().digest
+            if not self.sessions.add(request.session, hold, history=history, shown=shown):
+                raise RequestRefused("another client has this hold", hint="Draw another number.")
             self._taking[key] = self._taking.get(key, 0) + 1
-            self.sessions.add(request.session, hold, history=name == "hold_history")
             if name == "hold":
                 self.backend.distant.add(hold.number)
         kept = False
@@ -288,8 +298,8 @@ class Service:
 
     def _release(self, request: Request) -> None:
         (hold,) = _of_types(request, Hold)
-        self.sessions.discard(request.session, hold)
-        self.backend.release(hold)
+        if self.sessions.discard(request.session, hold):
+            self.backend.release(hold)
 
     def _endpoint_here(self, request: Request) -> str:
         table, partition = _of_types(request, int, int)
