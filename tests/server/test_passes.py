@@ -44,6 +44,7 @@ from lowmark.node import pass_actions as limits
 from lowmark.node import tokens as tokens_module
 from lowmark.node.callers import calling
 from lowmark.node.token_messages import EndPassAsk
+from lowmark.server import Server
 from lowmark.table import Finish
 from lowmark.tokens import PASS_PREFIX, Right, Secret, drawn, pass_key
 from server.world import COLUMNS, Served
@@ -432,6 +433,20 @@ def test_a_pass_whose_record_went_is_made_again_by_work_that_goes_on(
     # and when the work is over, it has ended for good
     given.close()
     assert refused(served, given.shown)
+
+
+def test_what_a_pass_holds_of_history_ends_soon_after_it(there: Database, served: Served) -> None:
+    # given a task that holds the low watermark, and goes on saying that it is there
+    with Server(served.db, tokens=True, hold_ms=400) as server:
+        given = a_pass(there, served)
+        task = lowmark.connect(server.address, token=given.shown).backend
+        hold = task.hold_history(served.backend.now().time, "a task that looks back")
+        assert hold.number in served.backend._kept
+        # when its pass ends
+        given.close()
+        # then its calls are refused, so it is taken for silent
+        eventually(lambda: hold.number not in served.backend._kept)
+        task.close()
 
 
 def test_a_token_that_is_revoked_ends_its_passes(
