@@ -435,6 +435,7 @@ def test_a_pass_whose_record_went_is_made_again_by_work_that_goes_on(
     assert refused(served, given.shown)
 
 
+@pytest.mark.slow
 def test_what_a_pass_holds_of_history_ends_soon_after_it(there: Database, served: Served) -> None:
     # given a task that holds the low watermark, and goes on saying that it is there
     with Server(served.db, tokens=True, hold_ms=400) as server:
