@@ -164,7 +164,8 @@ _DEFINED_IN = {
         " PartitionsFixed VersionCompacted VersionUnknown"
     ),
     "lowmark.metastore.errors": (
-        "ClusterRefused MetastoreOutdated MetastoreUnreachable NotInCluster RevisionCompacted"
+        "ClusterRefused MetastoreDamagedHere MetastoreOutdated MetastoreUnreachable NotInCluster"
+        " RevisionCompacted"
         " RevisionUnknown"
     ),
     "lowmark.metastore.identity": (

@@ -11,6 +11,7 @@ from group.cluster import FAST, TINY_LOG, Cluster, Member
 from group.kv import Row, put, value_of
 from lowmark.errors import LowmarkError, Rejected
 from lowmark.group import QuarantinedHere, Stage
+from lowmark.group.storage import GroupMeta
 from lowmark.group.wire import Item, Rejoin
 from lowmark.raft import (
     AppendResponse,
@@ -87,6 +88,31 @@ def test_a_damaged_copy_is_rebuilt_and_comes_back_as_a_voter_of_another_incarnat
     cluster.heal()
     cluster.make_leader(3)
     assert cluster.propose(put("a", b"x")) == [2]
+
+
+def test_a_damaged_copy_whose_last_record_is_lost_is_not_taken_for_what_it_was_last() -> None:
+    # given a copy that was made anew before, and whose record is again that of the first one: the
+    # later one went with the part of the WAL that is damaged
+    cluster = Cluster(log_config=TINY_LOG)
+    cluster.make_leader(1)
+    member = cluster[3]
+    assert member.log is not None
+    first = member.log.group("g").meta
+    cluster.wait(member.rebuild())
+    wait_voter(cluster, 3, above=0)
+    last = cluster.wait_leader().group().members().incarnation(3)
+    written: list[LowmarkError | None] = []
+    member.log.group("g").put_meta(first, written.append)
+    cluster.run_until(lambda: bool(written))
+    damage(cluster, member)
+    member.crash(killed=True)
+    member.start()
+    assert member.log is not None
+    assert GroupMeta.decode(member.log.group("g").meta).hard.incarnation == 0 < last
+    # when it is made anew, then it comes back as a later one, not as the last
+    cluster.wait(member.rebuild())
+    assert member.group().in_doubt
+    wait_voter(cluster, 3, above=last)
 
 
 def test_a_damaged_leaders_copy_is_rebuilt_by_the_next_leader() -> None:

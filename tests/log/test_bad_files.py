@@ -324,13 +324,28 @@ def test_a_file_of_zeroes_gives_no_wrong_data_and_is_found(path: str) -> None:
     check_house(house, path)
 
 
+def newer(data: bytes) -> bytes:
+    """As a newer release would begin it: with another version, and something else that is new."""
+    return data[:4] + struct.pack("<HH", 99, 7) + data[8:]
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if content(full_house(), p)[:2] == b"LM"])
+@pytest.mark.parametrize("bit", [0, 1, 9])
+def test_a_bit_of_the_version_that_turns_is_damage_and_no_newer_format(path: str, bit: int) -> None:
+    house = full_house()
+    house.flip_bit(path, 8 * 4 + bit)
+    found = [finding for finding in findings(house) if path in finding.path]
+    assert found
+    assert not any("this release reads up to" in finding.what for finding in found)
+
+
 @pytest.mark.parametrize("path", [p for p in FILES if content(full_house(), p)[:2] == b"LM"])
 def test_a_file_of_a_newer_format_is_refused_by_name(path: str) -> None:
     house = full_house()
     data = content(house, path)
-    rewrite(house, path, data[:4] + struct.pack("<H", 99) + data[6:])
+    rewrite(house, path, newer(data))
     if path.startswith("wal/"):
-        # a newer release makes its own checksum, too; without it, a bit is wrong
+        # a newer release makes its own checksum, too
         head = house.open(path, "read").read_at(0, 32)
         rewrite(house, path, head + struct.pack("<I", crc32c(head)) + content(house, path)[36:])
     found = [finding for finding in findings(house) if path in finding.path]
@@ -352,7 +367,7 @@ def test_the_release_that_wrote_a_newer_file_finds_the_group_as_it_left_it() -> 
     # given a segment of a newer release, and this release that opened the log in between
     house, path = full_house(), KINDS["merged segment"]
     own = content(house, path)
-    rewrite(house, path, own[:4] + struct.pack("<H", 99) + own[6:])
+    rewrite(house, path, newer(own))
     log, loop = open_house(house)
     loop.run_until(lambda: log.idle)
     assert log.group("g").quarantined is not None

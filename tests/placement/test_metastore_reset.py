@@ -52,7 +52,7 @@ def keys(world: TableWorld) -> Keys:
 
 def start_again(world: TableWorld) -> list[int]:
     """Start those that have to be, as `lowmark serve` does; which these were."""
-    again = [n for n, node in world.nodes.items() if node.up and node.here.outdated is not None]
+    again = [n for n, node in world.nodes.items() if node.up and node.here.renewed is not None]
     for number in again:
         node = world[number]
         assert isinstance(node.sim_node, SimNode)
@@ -190,7 +190,7 @@ def test_former_voters_that_come_back_get_new_copies(world: TableWorld) -> None:
         up = [world[n] for n in (2, 3) if world[n].up]
         return len(up) == 2 and all(
             node.here.ready.done
-            and node.here.outdated is None
+            and node.here.renewed is None
             and node.metastore.lineage == world[1].metastore.lineage
             and node.metastore.state.find(b"t.since") is not None
             for node in up
@@ -268,7 +268,7 @@ def test_a_crash_while_a_copy_is_made_anew(ms: int) -> None:
     world[1].crash()
     reset_directory(world[1])
     world[1].start()
-    world.run_until(lambda: world[4].here.outdated is not None)
+    world.run_until(lambda: world[4].here.renewed is not None)
     assert world[4].here.problem
     identity = load_identity(world[4].disk)
     assert identity is not None

@@ -7,14 +7,17 @@ import pytest
 from lowmark.catalog import AlterZone, TableId
 from lowmark.errors import CopyNeeded, CopySound, LowmarkError, QuarantinedHere
 from lowmark.log import Damaged
+from lowmark.placement import RebalanceConfig
 from lowmark.placement.assignments import PartitionId
 from lowmark.placement.rebuilding import Rebuild
 from placement.test_moves import stable
-from table.world import TableWorld, log_table
+from table.world import TableNode, TableWorld, log_table
 
 
 @pytest.fixture
-def world() -> TableWorld:
+def world(monkeypatch: pytest.MonkeyPatch) -> TableWorld:
+    """Of nodes that leave a damaged copy to the operator."""
+    monkeypatch.setattr(TableNode, "rebalance", RebalanceConfig(retry_delay_ms=200, reseed=False))
     world = TableWorld(nodes=3)
     world.execute(1, AlterZone(name="default", replicas=3))
     world.run_for(8_000)

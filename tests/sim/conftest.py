@@ -17,6 +17,7 @@ FIGURES = {
     "placement life": "lives of moving partitions",
     "upkeep life": "lives of catalogs that are cut",
     "clock life": "lives with a clock that is wrong by far",
+    "damage life": "lives of clusters whose files rot",
 }
 """The properties in which tests leave the figures of a life, and what they are figures of."""
 

@@ -15,7 +15,7 @@ from lowmark.cli.output import Json
 from lowmark.cli.session import settings_of, wrong_use
 from lowmark.cli.strangers import warn_of_strangers
 from lowmark.errors import Rejected
-from lowmark.metastore import MetastoreOutdated
+from lowmark.metastore import MetastoreRenewed
 from lowmark.node import DEFAULT_ENDPOINT, Guard, Node, NodeOptions, check_directory, data_path
 from lowmark.node.addresses import place_of
 from lowmark.node.tls import only_tls_1_3
@@ -196,10 +196,10 @@ def serve(
 
     try:
         node.run(ready)
-    except MetastoreOutdated as outdated:
+    except MetastoreRenewed as renewed:
         # Its copy is thrown away at the next start. Whatever is left of this process, threads of
         # clients and all, ends with it.
-        print(f"note: {outdated.message}; starting again", file=sys.stderr, flush=True)
+        print(f"note: {renewed.message}; starting again", file=sys.stderr, flush=True)
         sys.stdout.flush()
         os.execv(sys.executable, sys.orig_argv)
     if node.stuck:

@@ -283,10 +283,11 @@ class Groups:
         """Throw this node's copy away and get a new one from the others.
 
         The new copy asks the members (and `ask`, if this copy no longer knows them) to be added
-        again, and says nothing else before it is; see `rejoin`.
+        again, and says nothing else before it is; see `rejoin`. What a damaged copy was may have
+        been lost with its last record: then the new copy is in doubt, see `doubts`.
         """
         future: Future[Group] = Future()
-        lost = self._identity(name)
+        lost = self._damaged_identity(name) or self._identity(name)
         others = tuple(sorted({*lost.ask, *ask} - {self.node}))
         if not others:
             raise Rejected(
@@ -464,6 +465,19 @@ class Groups:
             # The record of one that is being made is on its way.
             in_doubt=meta.in_doubt or (found is not None and found.in_doubt),
         )
+
+    def _damaged_identity(self, name: str) -> Lost | None:
+        """As `_identity`, of a copy whose record may be an older one, or can't be read; None if
+        that can't be.
+        """
+        try:
+            log = self._log.group(name)
+            if log.quarantined is None and log.meta:
+                return None
+            ask = self._identity(name).ask
+        except Corrupt:
+            ask = ()
+        return Lost(incarnation=0, ask=ask, in_doubt=True)
 
     def save_commits(self) -> Future[None]:
         """Have all copies write down how far their logs are committed; when that is durable."""

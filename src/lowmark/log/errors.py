@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from crc32c import crc32c
+
 from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected, Unavailable
-from lowmark.runtime import DiskFull
+from lowmark.runtime import Buffer, DiskFull
 
 
 class Damaged(Corrupt):
@@ -33,8 +35,24 @@ class NewerFormat(Damaged):
         )
 
 
-def check_version(path: str, version: int, *, newest: int) -> None:
-    """Refuse a file whose format this release does not know."""
+def check_version(
+    path: str,
+    version: int,
+    *,
+    newest: int,
+    head: bytes = b"",
+    body: Buffer = b"",
+    checksum: int = 0,
+) -> None:
+    """Refuse a file whose format this release does not know.
+
+    With the bytes that have a checksum: if it is right with our version at bytes 4 and 5 of the
+    head, this is no newer format, but a bit of the version that has turned.
+    """
+    if version != newest and head:
+        ours = head[:4] + newest.to_bytes(2, "little") + head[6:]
+        if crc32c(body, crc32c(ours)) == checksum:
+            raise Damaged(path, offset=4, what="a bit of the version is wrong")
     if version > newest:
         raise NewerFormat(path, version=version, newest=newest)
     if version < 1:

@@ -134,6 +134,11 @@ class GroupLog:
         return self._state.quarantine
 
     @property
+    def damaged(self) -> bool:
+        """Whether it is in quarantine for damage, which no later start or release finds sound."""
+        return self._state.quarantine is not None and self._state.quarantine_lasts
+
+    @property
     def unwritable(self) -> GroupUnwritable | None:
         """Why the group takes no writes just now, if its folder can't be written."""
         state = self._state

@@ -50,8 +50,9 @@ def check_header(path: str, data: Buffer, *, incarnation: bytes | None) -> int:
     if len(head) < HEADER_BYTES or head[:4] != MAGIC:
         raise Damaged(path, offset=0, what="this is not a large file of Lowmark")
     _, version, _, number, owner = _HEADER.unpack_from(head)
-    check_version(path, version, newest=VERSION)
-    if crc32c(head[: _HEADER.size]) != _CHECKSUM.unpack_from(head, _HEADER.size)[0]:
+    own, stored = head[: _HEADER.size], _CHECKSUM.unpack_from(head, _HEADER.size)[0]
+    check_version(path, version, newest=VERSION, head=own, checksum=stored)
+    if crc32c(own) != stored:
         raise Damaged(path, offset=0, what="the header fails its checksum")
     if incarnation is not None and owner != incarnation:
         raise Damaged(path, offset=16, what="it belongs to another group")

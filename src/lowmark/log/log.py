@@ -21,10 +21,13 @@ from lowmark.log.drivers import Installs, Snapshotter
 from lowmark.log.entries import Entry, Run
 from lowmark.log.errors import (
     Damaged,
+    FolderMissing,
+    FolderMistaken,
     GroupExists,
     GroupLeaving,
     GroupUnknown,
     LogClosed,
+    NewerFormat,
     in_directory,
     reason_of,
 )
@@ -301,6 +304,19 @@ class Log:
             raise GroupUnknown(name)
         return self._groups[name]
 
+    def damage(self, name: str) -> str:
+        """Why what is here of a group is good for nothing; empty if it is sound, or if it is only
+        this release, or this disk just now, that can't read it.
+        """
+        unreadable = self.unreadable.get(name)
+        if unreadable is not None:
+            passes = not isinstance(unreadable, Corrupt) or isinstance(
+                unreadable, FolderMissing | FolderMistaken | NewerFormat
+            )
+            return "" if passes else unreadable.message
+        group = self._groups.get(name)
+        return "" if group is None or not group.damaged else group.quarantined or ""
+
     def groups(self) -> list[GroupLog]:
         """All groups, by name."""
         return [self._groups[name] for name in sorted(self._groups)]
@@ -350,6 +366,11 @@ class Log:
         """Close the WAL file and let the segment writer work it off."""
         self.check_writable()
         self.wal.roll()
+
+    def seal(self) -> None:
+        """Have a start know that all that is written now was synced, if nothing more comes."""
+        if not (self._closed or self._read_only):
+            self.wal.seal()
 
     def check_writable(self) -> None:
         """Raise what keeps the log from taking writes, if anything does."""
@@ -537,6 +558,7 @@ class Log:
         if state.quarantine is not None or state.deleted:
             return  # once is enough; and the name of a deleted group may be another's by now
         state.quarantine = damage.message
+        state.quarantine_lasts = not isinstance(damage, NewerFormat)
         logger.error("quarantined", extra={"group": state.name, "reason": damage.message})
         if not self._read_only:
             self._save_quarantine(state)

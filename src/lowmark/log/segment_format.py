@@ -132,8 +132,9 @@ def decode_header(path: str, data: Buffer, *, incarnation: bytes | None) -> Segm
     magic, version, _, count, index_checksum, *numbers, owner = _HEADER.unpack_from(head)
     if magic != MAGIC:
         raise Damaged(path, offset=0, what="this is not a segment of Lowmark")
-    check_version(path, version, newest=VERSION)
-    if crc32c(head[: _HEADER.size]) != _CHECKSUM.unpack_from(head, _HEADER.size)[0]:
+    own, stored = head[: _HEADER.size], _CHECKSUM.unpack_from(head, _HEADER.size)[0]
+    check_version(path, version, newest=VERSION, head=own, checksum=stored)
+    if crc32c(own) != stored:
         raise Damaged(path, offset=0, what="the header fails its checksum")
     if incarnation is not None and owner != incarnation:
         raise Damaged(

@@ -87,12 +87,12 @@ def decode_meta(
     if len(head) < HEAD_BYTES or head[:4] != STATE_MAGIC:
         raise Damaged(path, offset=0, what="this is not a snapshot of Lowmark")
     _, version, _, length, owner = _HEAD.unpack_from(head)
-    check_version(path, version, newest=VERSION)
+    own, stored = head[: _HEAD.size], _CHECKSUM.unpack_from(head, _HEAD.size)[0]
+    body = file.read_at(HEAD_BYTES, min(length, META_BYTES_MAX))
+    check_version(path, version, newest=VERSION, head=own, body=body, checksum=stored)
     if length > META_BYTES_MAX:
         raise Damaged(path, offset=8, what="the meta is longer than any can be")
-    body = file.read_at(HEAD_BYTES, length)
-    stored = _CHECKSUM.unpack_from(head, _HEAD.size)[0]
-    if len(body) != length or crc32c(body, crc32c(head[: _HEAD.size])) != stored:
+    if len(body) != length or crc32c(body, crc32c(own)) != stored:
         raise Damaged(path, offset=0, what="the meta fails its checksum")
     _check_owner(path, owner, incarnation)
     try:
@@ -133,10 +133,10 @@ def decode_live(path: str, data: Buffer, *, incarnation: bytes | None = None) ->
     if len(head) < LIVE_HEAD_BYTES or head[:4] != LIVE_MAGIC:
         raise Damaged(path, offset=0, what="this is not a live set of Lowmark")
     _, version, _, length, owner = _LIVE.unpack_from(head)
-    check_version(path, version, newest=VERSION)
+    own, stored = head[: _LIVE.size], _CHECKSUM.unpack_from(head, _LIVE.size)[0]
     body = bytes(data[LIVE_HEAD_BYTES:])
-    stored = _CHECKSUM.unpack_from(head, _LIVE.size)[0]
-    if len(body) != length or crc32c(body, crc32c(head[: _LIVE.size])) != stored:
+    check_version(path, version, newest=VERSION, head=own, body=body, checksum=stored)
+    if len(body) != length or crc32c(body, crc32c(own)) != stored:
         raise Damaged(path, offset=0, what="the live set fails its checksum")
     _check_owner(path, owner, incarnation)
     try:

@@ -193,6 +193,8 @@ class Wal:
         self._pump_planned = False
         self._look_planned = False
         self._roll_asked = False
+        self._sealed = (0, 0)
+        """File and sequence number of the last seal."""
         self._failures = 0
         self._burned = 0
         self._waiting_bytes: dict[int, int] = {}
@@ -376,6 +378,33 @@ class Wal:
     def roll(self) -> None:
         """Close the present file as soon as what is being written is written."""
         self._roll_asked = True
+        self._plan_pump()
+
+    def seal(self) -> None:
+        """Say behind the last batch that it was synced, if nothing is being written.
+
+        Otherwise a start can't tell a last batch that rotted from one that a crash has torn, and
+        takes it for the second. A seal is a batch without records. It is not synced: killing a
+        process does not take it away, and after a power cut the last batch may be torn. The next
+        batch takes its place.
+        """
+        here = self.number, self.sequence
+        if self._sealed == here or self.sequence < 2 or not self.idle:
+            return
+        file = self._handles.wal
+        if file is None or self.stopped is not None or self.closed:
+            return
+        self._sealed, self._busy = here, True
+        offset, buffers = self.durable_bytes, wal_format.encode_batch(*here, [])
+        self._lane.submit(lambda: file.write_at(offset, buffers), self._finish_seal)
+
+    def _finish_seal(self, done: Outcome[None]) -> None:
+        self._busy = False
+        if self.closed:
+            return
+        if done.error is not None and not isinstance(by_name(done.error), LowmarkError):
+            raise done.error
+        # What was lost is a hint: the next batch will say what is wrong with the disk.
         self._plan_pump()
 
     def flushed(self, number: int) -> None:

@@ -115,11 +115,9 @@ def decode_header(path: str, data: Buffer) -> WalHeader:
     if magic != FILE_MAGIC:
         raise Damaged(path, offset=0, what="this is not a WAL file of Lowmark")
     stored = _CHECKSUM.unpack_from(head, _FILE_HEADER.size)[0]
-    ours = head[:4] + VERSION.to_bytes(2, "little") + head[6 : _FILE_HEADER.size]
-    if version != VERSION and crc32c(ours) == stored:
-        raise Damaged(path, offset=4, what="a bit of the version is wrong")
-    check_version(path, version, newest=VERSION)
-    if crc32c(head[: _FILE_HEADER.size]) != stored:
+    own = head[: _FILE_HEADER.size]
+    check_version(path, version, newest=VERSION, head=own, checksum=stored)
+    if crc32c(own) != stored:
         raise Damaged(path, offset=0, what="the header fails its checksum")
     return WalHeader(number, previous_number, previous_bytes, flags)
 

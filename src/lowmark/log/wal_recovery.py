@@ -1,10 +1,10 @@
 """Reading the WAL back: every whole batch in order, and what is wrong with the rest.
 
 A batch that is not whole at the very end of the last file is taken for a torn tail, which was never
-acknowledged, and is dropped. (That a last batch was synced, and rotted later, nobody can tell: so a
-start says how many bytes it dropped.) Anything else that does not read back was acknowledged once,
-so it is damage: of one group, when the batch's directory is intact; of every group, when it is not,
-because then nobody can say whose entries are gone.
+acknowledged, and is dropped. (That a last batch was synced, and rotted later, nobody can tell,
+unless a seal follows it: so a start says how many bytes it dropped.) Anything else that does not
+read back was acknowledged once, so it is damage: of one group, when the batch's directory is
+intact; of every group, when it is not, because then nobody can say whose entries are gone.
 
 A note beside a file (`kept`) says for which groups it counts; one that counts for none is not read.
 A file that was set aside is read, too, unless such a note says that no group is owed it: releases

@@ -62,7 +62,9 @@ if TYPE_CHECKING:
     from lowmark.metastore.coordinator import name_of
     from lowmark.metastore.errors import (
         ClusterRefused,
+        MetastoreDamagedHere,
         MetastoreOutdated,
+        MetastoreRenewed,
         NotComplete,
         RevisionCompacted,
     )
@@ -104,8 +106,10 @@ __all__ = [
     "Metastore",
     "MetastoreConfig",
     "MetastoreDamaged",
+    "MetastoreDamagedHere",
     "MetastoreMachine",
     "MetastoreOutdated",
+    "MetastoreRenewed",
     "MetastoreUnreadable",
     "NodeInfo",
     "Not",

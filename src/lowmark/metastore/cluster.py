@@ -11,8 +11,9 @@ Each way has steps, and may be interrupted after any of them:
             3. a copy of the metastore is made that waits for the leader, who makes it a member
     return  the copy is opened; if this node is at another address, or was taken for gone, it asks
             to be let in again: the leader, or all nodes that it knows (see `whereabouts`)
-    renew   1. the metastore was reset on another node, whose leader calls this copy: it stops. That
-               it is to be thrown away is written and synced; the process ends
+    renew   1. the metastore was reset on another node, whose leader calls this copy: it stops; or
+               this copy is damaged, and the others do without it (`reseeding`). That it is to be
+               thrown away is written and synced; the process ends
             2. the next start throws it away and makes one that waits for the leader; what is built
                on the metastore waits until that copy has all that the leader had. A crash at any
                time is made good at the next start: the note says which of both was under way
@@ -53,7 +54,9 @@ from lowmark.metastore.coordinator import (
 from lowmark.metastore.errors import (
     ClusterRefused,
     LeaseOver,
+    MetastoreDamagedHere,
     MetastoreOutdated,
+    MetastoreRenewed,
     NotInCluster,
     RevisionCompacted,
 )
@@ -79,6 +82,7 @@ from lowmark.metastore.nodes import (
     check_node,
     lease_of,
 )
+from lowmark.metastore.reseeding import Reseeding
 from lowmark.metastore.state import LeaseAnswer
 from lowmark.metastore.store import Metastore, MetastoreConfig
 from lowmark.metastore.watches import Event
@@ -271,6 +275,13 @@ class Cluster:
         self._groups = groups
         self._presence = Presence(runtime, self.metastore)
         self._coordinator = Coordinator(runtime, groups, self.metastore)
+        self._reseeding = Reseeding(
+            runtime.loop,
+            groups,
+            self.metastore,
+            nodes=lambda: map(int, self._identity.peers),
+            can_go=self._can_do_without,
+        )
         found = load_identity(runtime.disk)
         if found is None or found.number != node.number:
             raise Rejected("a node is identified before it joins a cluster")
@@ -295,7 +306,7 @@ class Cluster:
         """Whether the leader is asked how far a new copy has to come."""
         self.refused: ClusterRefused | None = None
         """Why this node was not let in again, the last time it asked."""
-        self.outdated: MetastoreOutdated | None = None
+        self.renewed: MetastoreRenewed | None = None
         """Why this node must be started again: its copy of the metastore will be thrown away."""
         self.look_for_others: Callable[[], None] = lambda: None
         """Called again and again while no leader is known: for nodes by way of which this one may
@@ -335,6 +346,7 @@ class Cluster:
 
     def _close(self) -> None:
         self._coordinator.close()
+        self._reseeding.close()
         self.metastore.close()
         if self._leaving is not None and not self._leaving.done:
             self._leaving.reject(
@@ -346,9 +358,14 @@ class Cluster:
 
     def _come_back(self) -> None:
         founding = self._identity.founding
-        has_copy = GROUP in {log.name for log in self._log.groups() if log.meta}
+        damage = self._log.damage(GROUP)
+        has_copy = bool(damage) or GROUP in {log.name for log in self._log.groups() if log.meta}
         if self._identity.renewing and not (has_copy and self._identity.renewing == CATCHING_UP):
             self._renew(has_copy=has_copy)
+            return
+        if damage and self._identity.peers and not self._has_record():
+            # What this copy was can't be read, so it can't be opened, only given up.
+            self._reseeding.begin()
             return
         # Before anything is made: a copy that is lost or damaged must not be replaced by a new one.
         check_metastore(self._disk, self._log, self._identity)
@@ -362,8 +379,12 @@ class Cluster:
             self._settle(founding)
         self._go()
 
+    def _has_record(self) -> bool:
+        """Whether this node's copy can be opened, damaged or not."""
+        return any(log.name == GROUP and log.meta for log in self._log.groups())
+
     def _renew(self, *, has_copy: bool) -> None:
-        """Get a copy of the metastore in place of one that it was reset without."""
+        """Get a copy of the metastore in place of one that was given up."""
         if not has_copy:
             # A crash came after that copy was thrown away; a note of the group says which it was.
             if lost_copy(self._disk, GROUP) is None:
@@ -371,7 +392,7 @@ class Cluster:
             self.metastore.follow()
             self._renewed()
             return
-        logger.warning("the copy of the metastore is made anew: it was reset without this one")
+        logger.warning("the copy of the metastore is made anew")
         ask = [int(number) for number in self._identity.peers]
 
         def made(future: Future[None]) -> None:
@@ -391,9 +412,9 @@ class Cluster:
     def _is_whole(self) -> bool:
         """Whether this copy has all that it must have before anything is built on it.
 
-        A copy in place of an outdated one begins with nothing, or with what was long ago. To the
-        layers above, which have copies of partitions here, that would look as if they were given
-        up. So they wait until it has all that the leader had when it was asked.
+        A copy in place of one that was given up begins with nothing, or with what was long ago. To
+        the layers above, which have copies of partitions here, that would look as if they were
+        given up. So they wait until it has all that the leader had when it was asked.
         """
         if not self._identity.renewing:
             return True
@@ -404,7 +425,7 @@ class Cluster:
 
     def _caught_up(self, future: Future[None]) -> None:
         self._reading = False
-        if future.error is None and not self._closed and self.outdated is None:
+        if future.error is None and not self._closed and self.renewed is None:
             with contextlib.suppress(LowmarkError):  # it is tried again by and by
                 self._save(renewing="")
                 self._learn()
@@ -429,24 +450,33 @@ class Cluster:
         if self._closed:
             return
         if isinstance(error, CopyOutdated):
-            self._loop.call_soon(lambda: self._note_outdated(error))
+            self._give_up(MetastoreOutdated(self.node.name, why=error))
         elif not self._identity.peers:
             told = self.damage or error.again()
             self._loop.call_soon(lambda: self.ready.reject(told))
+        elif self._log.group(GROUP).damaged:
+            self._reseeding.begin()
 
-    def _note_outdated(self, error: CopyOutdated) -> None:
+    def _can_do_without(self) -> None:
+        """The others have all that this damaged copy of the metastore ever had a part in."""
+        self._give_up(MetastoreDamagedHere(self.node.name, why=self._log.damage(GROUP)))
+
+    def _give_up(self, why: MetastoreRenewed) -> None:
+        self._loop.call_soon(lambda: self._note_renewal(why))
+
+    def _note_renewal(self, why: MetastoreRenewed) -> None:
         """This copy must never be used again, also not after a crash."""
         if self._closed:
             return
         try:
             self._save(renewing=DUE)
         except LowmarkError as failed:
-            logger.warning("an outdated copy was not noted", extra={"reason": failed.message})
-            self._loop.call_later(_RETRY_MS, lambda: self._note_outdated(error))
+            logger.warning("a renewal was not noted", extra={"reason": failed.message})
+            self._loop.call_later(_RETRY_MS, lambda: self._note_renewal(why))
             return
-        self.outdated = MetastoreOutdated(self.node.name, why=error)
-        logger.warning("this node must be started again", extra={"reason": self.outdated.message})
-        self.ready.reject(self.outdated)
+        self.renewed = why
+        logger.warning("this node must be started again", extra={"reason": self.renewed.message})
+        self.ready.reject(self.renewed)
 
     # -- joining --------------------------------------------------------------------------------
 
@@ -700,8 +730,8 @@ class Cluster:
     @property
     def problem(self) -> str:
         """What is wrong with this node's place among the others, in words; empty if nothing is."""
-        if self.outdated is not None:
-            return self.outdated.message
+        if self.renewed is not None:
+            return self.renewed.message
         if self.refused is not None:
             return f"it was not let in again: {self.refused.message}"
         older = [

@@ -96,7 +96,23 @@ class NotInCluster(Unavailable):
         )
 
 
-class MetastoreOutdated(Unavailable):
+class MetastoreRenewed(Unavailable):
+    """The next start of this node throws its copy of the metastore away, and gets another one."""
+
+
+class MetastoreDamagedHere(MetastoreRenewed):
+    """This node's copy of the metastore is damaged; the other nodes have it."""
+
+    def __init__(self, node: str, *, why: str) -> None:
+        super().__init__(
+            f"node {node} has a damaged copy of the metastore: {why}",
+            detail="Other nodes have the metastore, and do without this copy.",
+            hint="Start the node again: it throws this copy away and gets a new one from the"
+            " others. Its copies of partitions stay.",
+        )
+
+
+class MetastoreOutdated(MetastoreRenewed):
     """The metastore was reset on another node, without this node's copy of it."""
 
     def __init__(self, node: str, *, why: LowmarkError) -> None:

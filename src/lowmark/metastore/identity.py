@@ -42,8 +42,8 @@ class Identity(Note, frozen=True, kw_only=True):
     peers: dict[str, str] = msgspec.field(default_factory=dict)
     """Addresses by number."""
     renewing: str = ""
-    """How far this node is with a new copy of the metastore, which was reset without its own:
-    `DUE` or `CATCHING_UP`; empty if its copy is right."""
+    """How far this node is with a new copy of the metastore, since its own was damaged, or the
+    metastore was reset without it: `DUE` or `CATCHING_UP`; empty if its copy is right."""
     rack: str = ""
     """What it was given the last time: a start that says nothing of it has the same."""
     attributes: dict[str, str] = msgspec.field(default_factory=dict)

@@ -18,8 +18,9 @@ that no other node waits for it; watches are ended, with a word; the metastore t
 that the directory says by itself all that the node knew; then everything is closed. A step that
 takes too long is left out: what was acknowledged is safe without any of them.
 
-A node whose copy of the metastore is outdated, because an operator reset the metastore on another
-node, hands leadership over and ends with `MetastoreOutdated`; `lowmark serve` starts it again.
+A node whose copy of the metastore is damaged, or outdated, because an operator reset the metastore
+on another node, hands leadership over and ends with `MetastoreRenewed`; `lowmark serve` starts it
+again.
 """
 
 from __future__ import annotations
@@ -109,6 +110,8 @@ REPLAY_BYTES = 1 << 20
 """A partition with more than this to read again takes a snapshot before it is closed."""
 SERVER_MS = 5_000
 _AGAIN_MS = 100
+_SEAL_MS = 100
+"""So long the last batch of the WAL may stand there without a word that it was synced."""
 _GUESTS = "guests of the process before may come back to what they read"
 _NOT_REWRITTEN: dict[str, Any] = {
     "compaction_interval_ms": 0,
@@ -452,18 +455,19 @@ class Node:
 
         def over() -> bool:
             failed = self.cluster.ready.error is not None or self._damage is not None
-            return self._stopping or failed or self.cluster.outdated is not None
+            return self._stopping or failed or self.cluster.renewed is not None
 
         try:
+            self._keep_sealing()
             self.cluster.ready.then(settled)
             self.loop.run_until(over, timeout_ms=_NO_HURRY_MS)
             if self.cluster.ready.error is not None:
                 raise self.cluster.ready.error.again()
             if self._damage is not None:
                 raise self._damage
-            if self.cluster.outdated is not None:
+            if self.cluster.renewed is not None:
                 self._hand_over()
-                raise self.cluster.outdated.again()
+                raise self.cluster.renewed.again()
             self._say_goodbye()
         finally:
             self._close()
@@ -621,6 +625,12 @@ class Node:
                 and all(group.log.row.snapshot_index >= goal for group, goal in due.items())
             ),
         )
+        self.log.seal()
+        self._within(SNAPSHOT_MS, lambda: self.log.wal.idle)
+
+    def _keep_sealing(self) -> None:
+        self.log.seal()
+        self.loop.call_later(_SEAL_MS, self._keep_sealing)
 
     def _hand_over(self) -> None:
         """Have other nodes lead what this node leads, if there are any."""

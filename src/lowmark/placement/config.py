@@ -19,6 +19,8 @@ class RebalanceConfig:
     """After this many failures in a row, a move is an alarm; see `standing`."""
     moves_max: int = 4
     """This many partitions of those that a node leads copy data at a time."""
+    reseed: bool = True
+    """Whether damaged copies are made anew by themselves, where the others do without them."""
 
     @property
     def alarm_ms(self) -> int:

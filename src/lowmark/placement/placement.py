@@ -70,6 +70,7 @@ from lowmark.placement.moves import Moves
 from lowmark.placement.operations import REBALANCE_KEY, Operations
 from lowmark.placement.progress import Progress
 from lowmark.placement.rebuilding import Rebuilding
+from lowmark.placement.reseeding import Reseeding
 from lowmark.placement.resetting import Outdated, Resetting
 from lowmark.placement.target import Place, first
 from lowmark.placement.writes import carry_out
@@ -183,6 +184,10 @@ class Placement:
         self._outdated = Outdated(
             runtime.loop, cluster, tables, moves=self.moves, started=self._opened
         )
+        self._reseeds = config.reseed
+        self._reseeding = Reseeding(
+            runtime.loop, self._node, tables, self.rebuilding, at_once=config.moves_max
+        )
         self._copies = Copies(
             runtime.loop, tables, listener=self.moves.listener, on_there=self._there
         )
@@ -222,6 +227,7 @@ class Placement:
         self.leaving.close()
         self.resetting.close()
         self._outdated.close()
+        self._reseeding.close()
         if self._following is not None:
             self._following.close()
         for table in list(self._waiting):
@@ -435,7 +441,7 @@ class Placement:
                 if self._tables.has_copy(table, number):
                     self.leaving.look(partition)
             else:
-                self._outdated.look(partition)
+                self._look_at_copy(partition)
             self.moves.changed(partition)
             self._is_behind(partition, keys)
 
@@ -662,8 +668,15 @@ class Placement:
         """A copy was opened, or made anew."""
         copy = self._tables.here(*partition)
         if copy is not None:
-            self._outdated.watch(copy)
+            copy.when_stopped = lambda _: self._look_at_copy(partition)
+            self._look_at_copy(partition)
         self._serve(partition)
+
+    def _look_at_copy(self, partition: PartitionId) -> None:
+        """One that has stopped may have to be made anew."""
+        self._outdated.look(partition)
+        if self._reseeds:
+            self._reseeding.look(partition)
 
     def _settled(self, table: TableId, number: int) -> None:
         waiting = self._waiting.get(table)

@@ -1,8 +1,8 @@
-"""A copy in quarantine that an operator has thrown away: its node gets a new one from the others.
+"""A copy in quarantine that is thrown away: its node gets a new one from the others.
 
-A copy that fails a checksum neither votes nor acknowledges, and stays as it is: a person may want
-to look at its files, and it may be the last that has a row. So nothing throws it away by itself.
-(A copy that is outdated is made anew without being asked: see `resetting.Outdated`.)
+A copy that fails a checksum neither votes nor acknowledges, and it may be the last that has a row.
+So it goes only where a majority is sound without it: because an operator asks, or because its own
+node does (`reseeding`). (Of one that is outdated see `resetting.Outdated`.)
 
 Steps, and what is true after each
 
@@ -219,19 +219,25 @@ class Rebuilding:
         try:
             if not asked.begin:
                 return Future.of(self._state(partition, asked))
-            copy = self._tables.get(*partition)
-            cause = self._check(copy, asked.name)
+            copy = self._tables.here(*partition)
+            cause = self._check(partition, copy, asked.name)
         except LowmarkError as error:
             return Future.failed(error)
         whole: Future[Rebuild] = Future()
         self._leaving.confirmed(partition, asked.others).then(
-            partial(self._confirmed, whole, copy, asked, cause)
+            partial(self._confirmed, whole, partition, copy, asked, cause)
         )
         return whole
 
-    def _check(self, copy: Partition, name: str) -> str:
+    def _check(self, partition: PartitionId, copy: Partition | None, name: str) -> str:
         """Why the copy is in quarantine; raises if it is not, or can't be replaced."""
-        group, node = copy.group, self._called(self._node)
+        node = self._called(self._node)
+        if copy is None:  # what it was can't be read
+            cause = self._tables.damage(*partition)
+            if not cause:
+                self._tables.get(*partition)
+            return cause
+        group = copy.group
         if isinstance(group.stopped, CopyOutdated):
             raise Unavailable(
                 f"the copy of {name} at node {node} is being rebuilt already",
@@ -247,12 +253,13 @@ class Rebuilding:
     def _confirmed(
         self,
         whole: Future[Rebuild],
-        copy: Partition,
+        partition: PartitionId,
+        copy: Partition | None,
         asked: _Ask,
         cause: str,
         found: Future[tuple[int, ...]],
     ) -> None:
-        members, partition = found.result(), PartitionId(copy.table, copy.number)
+        members = found.result()
         node = self._called(self._node)
         if not members:
             words = ", ".join(map(self._called, asked.others))
@@ -275,18 +282,16 @@ class Rebuilding:
         elif self._tables.here(*partition) is not copy:
             whole.reject(Unavailable(f"the copy of {asked.name} is being rebuilt already"))
         else:
-            above = copy.group.incarnation
-            said = Rebuild(
-                self._node,
-                "planned",
-                cause,
-                above,
-                copy.group.applied,
-                copy.view.end,
-                0,
-                asked.others,
-                above=above,
-            )
+            said = Rebuild(self._node, "planned", cause, others=asked.others)
+            if copy is not None:
+                above = copy.group.incarnation
+                said = msgspec.structs.replace(
+                    said,
+                    incarnation=above,
+                    applied=copy.group.applied,
+                    rows=copy.view.end,
+                    above=above,
+                )
             if not asked.dry_run:
                 self._throw_away(partition, asked, cause)
                 said = msgspec.structs.replace(said, stage="asking", applied=0, rows=0)

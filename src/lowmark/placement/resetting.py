@@ -351,20 +351,13 @@ class Outdated:
         """Make nothing anew any more."""
         self._closed = True
 
-    def watch(self, copy: Partition) -> None:
-        """Notice when a copy stops because it is outdated."""
-        copy.when_stopped = partial(self._stopped, PartitionId(copy.table, copy.number))
-
     def look(self, partition: PartitionId) -> None:
-        """An assignment names this node: a copy that was found outdated while none did is made
-        anew now.
+        """A copy has stopped, or an assignment names this node: one that was found outdated while
+        none did is made anew now.
         """
         copy = self._tables.here(*partition)
-        if copy is not None and copy.group.stopped is not None:
-            self._stopped(partition, copy.group.stopped)
-
-    def _stopped(self, partition: PartitionId, error: LowmarkError) -> None:
-        if isinstance(error, CopyOutdated) and partition not in self._rebuilding:
+        outdated = copy is not None and isinstance(copy.group.stopped, CopyOutdated)
+        if outdated and partition not in self._rebuilding:
             self._rebuilding.add(partition)
             self._loop.call_soon(lambda: self._rebuild(partition))
 

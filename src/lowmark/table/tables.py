@@ -144,6 +144,15 @@ class Tables:
         """All copies that are here."""
         return [one for _, one in sorted(self._partitions.items())]
 
+    def damage(self, table: TableId, number: int) -> str:
+        """Why the copy that this node has serves nothing, and never will: it is damaged. Else
+        empty.
+        """
+        partition = self._partitions.get((table, number))
+        if partition is not None and partition.group.stopped is None:
+            return ""
+        return self._log.damage(group_name(table, number))
+
     def on_disk(self) -> list[tuple[TableId, int]]:
         """Which partitions this node has anything of, started or not, damaged or unfinished."""
         found = map(parse_group_name, self._names())

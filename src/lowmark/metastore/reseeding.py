@@ -1,0 +1,117 @@
+"""Has a damaged copy of the metastore made anew, where the others are sound without it.
+
+A node whose copy fails a checksum serves nothing, and its vote is missing. Nothing in it is lost to
+the cluster as long as another member leads with a majority, for the copy is in no majority:
+
+    1. the nodes that this one knows are asked who leads; the one that does reads the members from
+       a state that a majority has confirmed, and this node is one of them
+    2. that the copy is to be thrown away is written and synced, and the process ends: all that is
+       built on the metastore begins anew with the next one (`cluster`, renew)
+
+Without such a leader the copy stays as it is, and the nodes are asked again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import msgspec
+
+from lowmark.errors import LowmarkError
+from lowmark.group import Future, Groups, Reply
+from lowmark.metastore.store import Metastore
+from lowmark.runtime import Buffer, Loop
+
+logger = logging.getLogger(__name__)
+
+SERVICE: Final = "metastore.members"
+ASK_MS: Final = 3_000
+RETRY_MS: Final = 2_000
+
+
+class _Members(msgspec.Struct, frozen=True, array_like=True):
+    """Whom the leader knows as members; without a word of a majority, no one."""
+
+    nodes: tuple[int, ...] = ()
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Members).decode
+
+
+class Reseeding:
+    """One node's part: asks for itself, and answers if it leads. All calls on the loop."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        groups: Groups,
+        metastore: Metastore,
+        *,
+        nodes: Callable[[], Iterable[int]],
+        can_go: Callable[[], None],
+    ) -> None:
+        self._loop = loop
+        self._calls = groups.calls
+        self._node = groups.node
+        self._metastore = metastore
+        self._nodes = nodes
+        self._can_go = can_go
+        self._asking = False
+        self._closed = False
+        self._calls.serve(SERVICE, self._asked)
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._closed = True
+
+    # -- the node of the copy ---------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """The copy here is damaged: ask until it can go."""
+        if not self._asking:
+            self._asking = True
+            logger.warning("the copy of the metastore is damaged: the others are asked for another")
+            self._loop.call_soon(self._ask_all)
+
+    def _ask_all(self) -> None:
+        left = sorted({*self._nodes()} - {self._node})
+
+        def ask() -> None:
+            if self._closed:
+                return
+            if not left:
+                self._loop.call_later(RETRY_MS, self._ask_all)
+                return
+            asked = self._calls.ask(left.pop(0), SERVICE, b"", timeout_ms=ASK_MS)
+            asked.then(answered)
+
+        def answered(future: Future[bytes]) -> None:
+            try:
+                nodes = _decode(future.result()).nodes
+            except (LowmarkError, msgspec.MsgspecError):
+                nodes = ()
+            if self._node in nodes and not self._closed:
+                self._can_go()
+            else:
+                ask()
+
+        ask()
+
+    # -- a node that may lead ---------------------------------------------------------------------
+
+    def _asked(self, address: str, sender: int, question: Buffer, answer: Reply) -> None:
+        del address, sender, question
+        group = self._metastore.group if self._metastore.has_copy else None
+        if group is None or group.stopped is not None or not group.ready:
+            answer(_encode(_Members()))
+            return
+
+        def confirmed(future: Future[object]) -> None:
+            members = group.members()
+            certain = future.error is None and group.ready and not members.joint
+            answer(_encode(_Members(tuple(sorted(members.everybody)) if certain else ())))
+
+        group.read(lambda _: None).then(confirmed)
