@@ -27,7 +27,10 @@ from lowmark.client import Database, Table
 from lowmark.errors import LowmarkError, Unavailable
 from lowmark.group import CopyOutdated, OutcomeUnknown
 from lowmark.ids import METASTORE
+from lowmark.ledger import Pointer, decode_record
+from lowmark.ledger.records import POINTER_PREFIX
 from lowmark.metastore import MetastoreOutdated
+from lowmark.server.adopting import Adopter
 from lowmark.server.service import Service
 from lowmark.table import CreateCursor, ProducerForgotten, View
 from server.split import COMMON, ONLY_LEFT, ONLY_RESET, PRODUCER, Serving, Split
@@ -445,3 +448,34 @@ def test_a_client_that_appends_by_a_node_without_a_copy_has_seen_the_reset(split
         # when a client appends by it, then the answer tells the client of the reset
         db["orders"].append([{"id": 500}])
         eventually(lambda: backend.lineages.of(split.group) == split.lineage)
+
+
+def test_a_ledger_of_those_that_were_left_behind_is_not_adopted(split: Split) -> None:
+    # given a ledger that was made of rows of those that were left behind, and published
+    left, alone = (Database(node.backend)["orders"] for node in (split.left[0], split.alone))
+    rows = {"left": ids(left), "reset": ids(alone)}
+    backend = split.left[0].backend
+    time = backend.now(split.id).time
+    eventually(lambda: backend.advance_watermark(time).after >= time)
+    assert left.compact(engine="local").state == "done"
+    (entry,) = backend.range(b"%s%d." % (POINTER_PREFIX, split.id))
+    pointer = decode_record(entry.value, Pointer)
+    assert (pointer.lineage, pointer.epoch) == (0, 1)
+    # when the node that leads the reset partition finds it, as it does if the run has died
+    adopter = Adopter(split.alone.backend)
+    try:
+        assert adopter._see_to(split.id, 0, pointer)
+    finally:
+        adopter.close()
+    # then the partition does not adopt it, and has all of its rows
+    assert split.copy(split.alone).state.ledger is None
+    assert ids(alone) == rows["reset"]
+    # and a run there makes its own, of what is there
+    assert alone.compact(engine="local").state == "done"
+    ledger = split.copy(split.alone).state.ledger
+    assert ledger is not None
+    assert ledger.epoch == 2
+    assert ids(alone) == rows["reset"]
+    # which the others don't adopt either
+    assert ids(left) == rows["left"]
+    assert {split.copy(node).state.ledger.epoch for node in split.left} == {1}  # type: ignore[union-attr]

@@ -149,6 +149,7 @@ def decode(data: bytes) -> Any:
 _LATER: Final[Mapping[str, Any]] = {
     "values.PartitionStatus": None,
     "values.BatchRange": 0,
+    "ledger.Tail": 0,
     "table.Outgoing": 0,
 }
 """Values whose last field came in a later release, and what it is where it says nothing: then it is

@@ -933,6 +933,7 @@ class Embedded(NodeThread):
                     tail,
                     root=root,
                     place=place_of(f"{root}/{tail.folder}"),
+                    lineage=self._given(copy, view, self._asker).lineage,
                     addresses=self.addresses_of(table, partition),
                 )
             if not rolled:
