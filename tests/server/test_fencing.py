@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 import pytest
 
 from eventually import eventually
+from frames.alone import run
 from lowmark.backend.codec import decode, encode
 from lowmark.backend.connection import is_left_behind
 from lowmark.backend.errors import PartitionReset, ResetsUnheard
@@ -25,6 +28,9 @@ from lowmark.backend.protocol import Request, commands_of, encode_request
 from lowmark.backend.values import NOBODY, BatchRange, Hold, ReadRange
 from lowmark.client import Database, Table
 from lowmark.errors import LowmarkError, Unavailable
+from lowmark.frames import LowmarkSource
+from lowmark.frames.opening import Part, knowing, opened, opened_for, planned
+from lowmark.frames.options import Options
 from lowmark.group import CopyOutdated, OutcomeUnknown
 from lowmark.ids import METASTORE
 from lowmark.ledger import Pointer, decode_record
@@ -448,6 +454,62 @@ def test_a_client_that_appends_by_a_node_without_a_copy_has_seen_the_reset(split
         # when a client appends by it, then the answer tells the client of the reset
         db["orders"].append([{"id": 500}])
         eventually(lambda: backend.lineages.of(split.group) == split.lineage)
+
+
+def test_a_stream_of_spark_hears_that_it_has_read_what_is_gone(
+    split: Split, tmp_path: Path
+) -> None:
+    # given streams that have read what both sides have, and all of those that were left behind
+    options = {"table": "orders", "startingOffsets": "earliest"}
+    at_left = options | {"node": split.left[0].endpoint}
+    at_reset = options | {"node": split.alone.endpoint}
+
+    def stream(number: int, options: Mapping[str, str]) -> int:
+        place = tmp_path / str(number)
+        return sum(run(options, checkpoint=place, into=place / "rows"))
+
+    assert stream(2, at_left) == split.copy(split.left[0]).view.end
+    shutil.copytree(tmp_path / "2", tmp_path / "3")
+    reader: Any = LowmarkSource(at_left).streamReader(LowmarkSource(at_left).schema())
+    views = {0: split.left[0].backend.view(split.id, 0)}
+    common = reader._offset("c", {0: len(COMMON)}, views)
+    beyond = reader._offset("c", {0: views[0].end}, views)
+    # when they go on where the reset partition is
+    split.forget()
+    there = {0: split.alone.backend.view(split.id, 0)}
+    assert reader._after_resets(common, there) == {0: len(COMMON)}
+    # then the one that has read more than that hears of it, and does not go on by its offset
+    with pytest.raises(PartitionReset, match=f"had come to offset {views[0].end}"):
+        reader._after_resets(beyond, there)
+    reader.stop()
+    with pytest.raises(PartitionReset):
+        stream(2, at_reset)
+    # unless its user has said that it may
+    assert stream(3, at_reset | {"failOnDataLoss": "false"}) == 0
+    # and a checkpoint that knows of the reset is not answered by the others any more
+    split.alone.backend.view(split.id, 0)
+    assert stream(4, at_reset) == split.copy(split.alone).view.end
+    Database(split.alone.backend)["orders"].append([{"id": 600}])
+    split.forget()
+    assert stream(4, at_left) == 1
+
+
+def test_tasks_know_what_their_driver_has_heard(split: Split) -> None:
+    # given a driver that has seen the reset partition
+    rows = Database(split.alone.backend)["orders"].count()
+    options = Options.read({"table": "orders", "node": split.alone.endpoint})
+    with opened(options) as database:
+        assert database["orders"].count() == rows
+        parts = planned([Part()], options, database, shows="")
+        written = knowing(options, database)
+    # when its tasks ask the others, then they are not answered by these
+    split.forget()
+    for task in (
+        opened_for(parts[0], replace(options, node=split.left[0].endpoint)),
+        opened(replace(written, node=split.left[0].endpoint)),
+    ):
+        with task as database:
+            assert database["orders"].count() == rows
 
 
 def test_a_ledger_of_those_that_were_left_behind_is_not_adopted(split: Split) -> None:
