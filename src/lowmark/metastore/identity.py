@@ -13,6 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from lowmark.errors import Corrupt, LowmarkError, Unavailable
+from lowmark.ids import METASTORE
 from lowmark.log import Log, files
 from lowmark.log.errors import FolderMissing, NewerFormat
 from lowmark.log.files import Note, read_note, write_note
@@ -87,7 +88,7 @@ def save_identity(disk: Disk, identity: Identity) -> None:
 # directory of a release without a roster, a log whose group is gone takes it for deleted, and drops
 # what its WAL files have of it.
 
-GROUP = "metastore"
+GROUP = METASTORE
 _NAMED_MAX = 5
 _LOST = "The metastore has the names, columns and settings of all tables: none can be opened."
 
