@@ -124,8 +124,9 @@ _DEFINED_IN = {
     "lowmark.authority.errors": "AuthorityRefused CertificateRefused",
     "lowmark.backend.errors": (
         "AnswerUnread AppendFailed Cancelled Closed DirectoryChanged Ended EpochUnread Forked"
-        " HoldUnknown OtherDatabase PackageMissing PartlyMade PlanOutdated ProducerClosed PutEnded"
-        " ProtocolRefused ReadOnly ReaderEnded RequestRefused RowMisplaced RowsLost"
+        " HoldUnknown OtherDatabase PackageMissing PartitionReset PartlyMade PlanOutdated"
+        " ProducerClosed PutEnded ProtocolRefused ReadOnly ReaderEnded RequestRefused"
+        " ResetsUnheard RowMisplaced RowsLost"
         " RowsUnrecoverable RunUnderWay SegmentsElsewhere TableUnknown"
     ),
     "lowmark.backend.condition": "ConditionRefused",

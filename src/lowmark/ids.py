@@ -7,13 +7,26 @@ from typing import NewType
 
 from lowmark.errors import Rejected
 
-__all__ = ["GROUP_ID_BYTES_MAX", "GroupId", "Index", "Term", "group_id"]
+__all__ = [
+    "GROUP_ID_BYTES_MAX",
+    "METASTORE",
+    "PARTITIONS",
+    "GroupId",
+    "Index",
+    "Term",
+    "group_id",
+    "group_name",
+]
 
 GroupId = NewType("GroupId", str)
 Index = NewType("Index", int)
 Term = NewType("Term", int)
 
 GROUP_ID_BYTES_MAX = 64
+METASTORE = "metastore"
+"""The metastore's group."""
+PARTITIONS = "table."
+"""The names of partitions' groups begin so."""
 _GROUP_ID = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
 
@@ -27,3 +40,8 @@ def group_id(text: str) -> GroupId:
             " starting with a letter or a digit.",
         )
     return GroupId(text)
+
+
+def group_name(table: int, number: int) -> str:
+    """The group of a partition; ids are never used again, so neither is this name."""
+    return f"{PARTITIONS}{table}.{number}"

@@ -23,6 +23,7 @@ from lowmark.backend.values import (
 )
 from lowmark.catalog import Catalog, Command, Executed, TableId
 from lowmark.errors import LowmarkError
+from lowmark.group import Lineages
 from lowmark.ledger import Tail
 from lowmark.metastore import Condition, Entry, Operation
 from lowmark.runtime import Buffer
@@ -82,6 +83,10 @@ class EncodedBackend:
     def info(self) -> DatabaseInfo:
         found: DatabaseInfo = decode(encode(self._backend.info))
         return found
+
+    @property
+    def lineages(self) -> Lineages:
+        return self._backend.lineages
 
     @property
     def caller(self) -> str:

@@ -23,6 +23,7 @@ from lowmark.backend.protocol import PROTOCOL
 from lowmark.catalog import Catalog, parse_type
 from lowmark.catalog.catalog import CatalogVersion
 from lowmark.errors import Corrupt, LowmarkError
+from lowmark.group import Lineages
 from lowmark.metastore.commands import Not
 from lowmark.runtime import HybridTime
 from lowmark.runtime.store import Store
@@ -201,7 +202,8 @@ def test_every_type_that_crosses_the_port_can_be_encoded() -> None:
     # then each has an encoding, but for what is made on the caller's side
     plain = {*codec._PLAIN, *codec._BYTES}
     encoded = {*codec._NAMES, *codec._ENCODERS}
-    here = {port.Appender, port.Sent, Store, Any}  # values of rows have types of their own
+    # Values of rows have types of their own.
+    here = {port.Appender, port.Sent, Lineages, Store, Any}
     unlisted = {one for one in seen - plain - encoded - here if not issubclass(one, LowmarkError)}
     assert unlisted == set()
     # and nothing can be decoded that is not asked for

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import socket
 import stat
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import lowmark
+from clusters.ports import free_ports
 from eventually import eventually
 from lowmark.backend import keeper as keeper_module
 from lowmark.backend import passing
 from lowmark.backend.keeper import Application, Keeper, Kept, _looked_at, ask, forget
 from lowmark.backend.passing import make, secret_for
+from lowmark.backend.port import Backend
 from lowmark.client import Database
 from lowmark.errors import Rejected
 from lowmark.frames.showing import end_shown, shown_by_tasks
+from lowmark.node import NodeUnreachable
+from lowmark.node import pass_actions as limits
+from lowmark.runtime import host_and_port
+from lowmark.server import Server
 from lowmark.tokens import Right, Secret
 from server.world import COLUMNS, Served
 
@@ -124,6 +133,186 @@ def passes(served: Served) -> list:  # type: ignore[type-arg]
     return served.backend.node.tokens_of_callers.table.passes
 
 
+def renewed_by(keeper: Keeper) -> set[str]:
+    """The digests of what a keeper renews."""
+    asked = keeper._asked.items()
+    return {name for name, one in asked if one.renewer and one.renewer.keeps(one.digest)}
+
+
+def test_what_was_asked_for_as_the_application_ended_ends_too(
+    there: Database,
+    served: Served,
+    folder: Path,
+    java: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # given a pass that a plan asks for at the end, so that no keeper has looked since
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: None)
+    secret, kept = planned(there, served)
+    here = application(java)
+    ask(here, kept)
+    java.kill()
+    java.wait()
+    # when a keeper finds the application gone
+    Keeper(folder / here.name, here).run()
+    # then the pass has ended
+    assert secret.digest() not in in_force(served)
+    assert not (folder / here.name).exists()
+
+
+def test_a_cluster_that_hangs_delays_the_passes_of_no_other(
+    there: Database,
+    served: Served,
+    folder: Path,
+    java: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # given passes of two clusters, and one of them takes connections and gives no answer
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: None)
+    monkeypatch.setattr(limits, "_FRESH", 1 << 40)  # each renewal is written
+    monkeypatch.setattr(keeper_module, "_CONNECT_S", 120.0)
+    here = application(java)
+    first, kept = planned(there, served)
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    silent = socket.create_server(host_and_port(address))
+    second, at_other = planned(there, served, "elsewhere")
+    ask(here, replace(at_other, nodes=address))
+    ask(here, kept)
+    keeper = Keeper(folder / here.name, here)
+    # when the keeper renews both
+    before = {one.record.digest: one.revision for one in passes(served)}
+    looking = threading.Thread(target=keeper.look)
+    looking.start()
+    # then one is renewed while it still waits for the other cluster
+    eventually(lambda: revision(served, first) > before[first.digest()])
+    assert revision(served, second) == before[second.digest()]
+    assert second.digest().hex() in renewed_by(keeper)
+    # and that one as soon as the cluster answers
+    silent.close()
+    with Server(served.db, address, tokens=True):
+        eventually(lambda: revision(served, second) > before[second.digest()])
+        looking.join()
+        keeper.end()
+
+
+def revision(served: Served, secret: Secret) -> int:
+    """The one that made or renewed a pass last."""
+    found = [one.revision for one in passes(served) if one.record.digest == secret.digest()]
+    return max(found, default=0)
+
+
+def test_a_pass_of_another_token_is_asked_for_once_and_left(
+    there: Database,
+    served: Served,
+    folder: Path,
+    java: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # given a pass, and another token in the environment when the keeper first sees it
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: None)
+    monkeypatch.setattr(limits, "_FRESH", 1 << 40)
+    here, before = application(java), os.environ["LOWMARK_TOKEN"]
+    secret, kept = planned(there, served)
+    ask(here, kept)
+    monkeypatch.setenv("LOWMARK_TOKEN", served.db.tokens.create("another").token)
+    keeper = Keeper(folder / here.name, here)
+    # when the keeper is refused
+    eventually(lambda: looks(keeper) and not renewed_by(keeper))
+    for _ in range(5):
+        keeper.look()
+    # then it has said so, once, and why
+    [said] = [one for one in caplog.records if one.name.endswith("passing")]
+    assert said.getMessage() == "a pass can't be renewed"
+    assert "Another token has made it" in str(said.__dict__["reason"])
+    # and when a plan asks again, where the environment has its token, then the pass is renewed
+    monkeypatch.setenv("LOWMARK_TOKEN", before)
+    ask(here, kept)
+    [made] = [one for one in passes(served) if one.record.digest == secret.digest()]
+    eventually(
+        lambda: (
+            looks(keeper)
+            and any(
+                one.revision > made.revision
+                for one in passes(served)
+                if one.record.digest == secret.digest()
+            )
+        )
+    )
+    keeper.end()
+
+
+def test_a_token_that_can_not_be_read_is_said_once(
+    folder: Path,
+    java: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: None)
+    monkeypatch.delenv("LOWMARK_TOKEN", raising=False)
+    monkeypatch.setenv("LOWMARK_TOKEN_FILE", str(folder / "nowhere"))
+    here = application(java)
+    ask(here, Kept("0" * 64, "127.0.0.1:1", "", 1, "read"))
+    keeper = Keeper(folder / here.name, here)
+    for _ in range(3):
+        keeper.look()
+    [said] = [one.__dict__["reason"] for one in caplog.records if one.name.endswith("keeper")]
+    assert "the file of a token can't be read" in said
+    keeper.end()
+
+
+def test_a_write_that_has_ended_its_pass_gets_it_back_by_no_renewal(
+    there: Database,
+    served: Served,
+    folder: Path,
+    java: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # given a pass of a write, which its keeper renews
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: None)
+    here = application(java)
+    secret, kept = planned(there, served, "a write")
+    ask(here, replace(kept, ends=True))
+    keeper = Keeper(folder / here.name, here)
+    keeper.look()
+    # when the write ends it, and the keeper has not seen yet that it is over
+    passing.end(there.backend, secret.digest())
+    eventually(lambda: not renewed_by(keeper))
+    # then it has ended
+    assert secret.digest() not in in_force(served)
+    keeper.end()
+
+
+def test_what_goes_wrong_for_a_while_is_said_once(
+    there: Database,
+    served: Served,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # given a renewer whose server is away for a while
+    caplog.set_level(logging.INFO, logger="lowmark")
+    monkeypatch.setattr(passing, "AGAIN_S", 0.001)
+    monkeypatch.setattr(passing, "RENEW_S", 0.001)
+    secret, kept = planned(there, served)
+    tries = list[int]()
+
+    def client() -> Backend:
+        tries.append(1)
+        if len(tries) < 20:
+            raise NodeUnreachable(served.address, why="It is away.")
+        return there.backend
+
+    renewer = passing.Renewer(client)
+    renewer.keep(secret.digest(), Right.READ, kept.table, again=True)
+    # when it is back
+    eventually(lambda: len(tries) > 25)
+    renewer.close()
+    renewer.join(30)
+    # then both is said, once
+    said = [one.getMessage() for one in caplog.records if one.name == passing.__name__]
+    assert said == ["passes are not renewed now", "passes are renewed again"]
+
+
 def test_what_is_forgotten_or_was_not_asked_for_in_a_day_is_not_renewed(
     there: Database,
     served: Served,
@@ -139,14 +328,14 @@ def test_what_is_forgotten_or_was_not_asked_for_in_a_day_is_not_renewed(
     ask(here, also)
     keeper = Keeper(folder / here.name, here)
     keeper.look()
-    assert keeper._kept.keys() == {kept.digest, also.digest}
+    assert renewed_by(keeper) == {kept.digest, also.digest}
     # when a write is over, and no plan has asked for a read since yesterday
     forget(here, kept.digest)
     file = folder / here.name / also.digest
     os.utime(file, (0, 0))
     keeper.look()
     # then neither is renewed: the write has ended its pass itself
-    assert not keeper._kept
+    assert not keeper._asked
     assert not file.exists()
     eventually(lambda: second.digest() not in in_force(served))
     assert first.digest() in in_force(served)
@@ -194,7 +383,7 @@ def test_a_keeper_renews_each_pass_by_the_token_that_made_it(
     _, kept = planned(there, served, "yesterday")
     ask(here, kept)
     keeper = Keeper(folder / here.name, here)
-    eventually(lambda: looks(keeper) and bool(keeper._backends))
+    eventually(lambda: looks(keeper) and any(one._backend for one in keeper._clusters.values()))
     # and the environment has another token by now, of which a plan has made a pass
     monkeypatch.setenv("LOWMARK_TOKEN", served.db.tokens.create("today").token)
     with lowmark.connect(served.address) as today:
@@ -239,7 +428,7 @@ def test_rubbish_in_the_folder_is_passed_over(folder: Path, java: subprocess.Pop
         (own / name).write_text(text)
     keeper = Keeper(own, here)
     keeper.look()
-    assert not keeper._kept
+    assert not renewed_by(keeper)
     keeper.end()
 
 
@@ -285,6 +474,10 @@ def test_a_plan_starts_a_keeper_if_there_is_none(
             return not free
 
     eventually(keeps)
+    # and it says what it can't renew, and why
+    (own / ("e" * 64)).write_text("{}")
+    eventually(lambda: "reason=" in (own / "log").read_text())
+    assert "asks for no pass" in (own / "log").read_text()
     # then its arguments have no secret
     words = [Path(f"/proc/{pid}/cmdline") for pid in os.listdir("/proc") if pid.isdecimal()]
     said = [one.read_bytes() for one in words if one.exists()]

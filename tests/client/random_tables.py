@@ -181,12 +181,7 @@ class Drawn:
                 else:
                     renamed = {name: self._name()}
                     self.free.append(name)
-                if len(renamed) == 2:
-                    self.table.alter(rename={name: "between"})
-                    self.table.alter(rename={other: name})
-                    self.table.alter(rename={"between": other})
-                else:
-                    self.table.alter(rename=renamed)
+                self.table.alter(rename=renamed)
                 self.kinds = {renamed.get(one, one): kind for one, kind in self.kinds.items()}
                 for key, row in self.rows.items():
                     self.rows[key] = {renamed.get(one, one): v for one, v in row.items()}

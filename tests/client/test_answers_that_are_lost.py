@@ -18,6 +18,7 @@ import lowmark.backend.embedded
 from eventually import eventually
 from inside import backend_of, proposed
 from lowmark.backend.embedded import Embedded
+from lowmark.backend.protocol import Request
 from lowmark.catalog import DropTable, TableId
 from lowmark.client import Database, Staged, Table
 from lowmark.client.staging import Commit
@@ -466,11 +467,11 @@ def test_a_server_that_closes_behind_a_change_does_not_say_that_it_was_not_made(
 ) -> None:
     changed: list[str] = []
 
-    def reply(service: Service, value: object) -> bytes:
+    def reply(service: Service, value: object, request: Request | None = None) -> bytes:
         if isinstance(value, dict) and any(isinstance(one, Cursor) for one in value.values()):
             changed.append("moved")
             raise how("data")
-        return answered(service, value)
+        return answered(service, value, request)
 
     answered = Service._reply
     with Server(db, f"unix:{tmp_path}/s") as server, lowmark.connect(server.address) as distant:

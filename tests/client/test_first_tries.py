@@ -55,6 +55,30 @@ def test_a_table_is_altered_in_one_version(db: Database, orders: Table) -> None:
     assert "compression" not in dict(orders.descriptor.options)
 
 
+@pytest.mark.parametrize(
+    ("rename", "names"),
+    [
+        ({"status": "amount", "amount": "status"}, ["id", "amount", "status"]),
+        ({"id": "status", "status": "amount", "amount": "id"}, ["status", "amount", "id"]),
+        ({"status": "amount", "amount": "price"}, ["id", "amount", "price"]),
+        ({"status": "Amount", "amount": "Status"}, ["id", "Amount", "Status"]),
+        ({"status": "Status", "id": "id"}, ["id", "Status", "amount"]),
+    ],
+)
+def test_columns_take_the_names_of_each_other(
+    db: Database, orders: Table, rename: dict[str, str], names: list[str]
+) -> None:
+    # given a table with a row
+    orders.append([{"id": "o-1", "status": "new", "amount": 1}])
+    before = db.catalog.version
+    # when columns get names that others have until then
+    orders.alter(rename=rename)
+    # then it is one change, and each has its values
+    assert db.catalog.version == before + 1
+    assert orders.schema.names == names
+    assert orders.get("o-1") == dict(zip(names, ["o-1", "new", 1], strict=True))
+
+
 def test_columns_are_widened(db: Database) -> None:
     numbers = db.create_table("numbers", {"id": "int32", "n": "int32"}, key="id")
     numbers.alter(widen={"n": "bigint"})
@@ -68,6 +92,7 @@ def test_columns_are_widened(db: Database) -> None:
         {"drop": ["nope"]},
         {"drop": ["id"]},
         {"rename": {"status": "amount"}},
+        {"rename": {"status": "x", "amount": "x"}},
         {"widen": {"status": "int64"}},
         {"options": {"colour": "red"}},
         {"rename": ["status"]},

@@ -86,7 +86,10 @@ CODE: dict[tuple[str, str], tuple[list[struct.Struct], int]] = {
     ("metastore.md", "Start"): ([commands._LENGTH], commands._LENGTH.size),
     ("metastore.md", "Block head"): ([machine._LENGTH], machine._LENGTH.size),
     ("table.md", "Batch"): ([table_commands._HEADER], table_commands.HEADER_BYTES),
-    ("table.md", "Question"): ([forwarding._HEAD], forwarding._HEAD.size),
+    ("table.md", "Question"): (
+        [forwarding._LINEAGE, forwarding._HEAD],
+        forwarding._LINEAGE.size + forwarding._HEAD.size,
+    ),
     ("table.md", "Block head"): ([table_machine._LENGTH], table_machine._LENGTH.size),
     ("frames.md", "Hello head"): ([frames._HELLO], frames._HELLO.size),
     ("flight.md", "Request head"): ([protocol._HEAD], protocol._HEAD.size),

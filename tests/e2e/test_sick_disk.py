@@ -20,11 +20,11 @@ from inside import backend_of
 from lowmark.client import Database
 from lowmark.errors import LowmarkError
 from lowmark.group import GroupConfig
+from lowmark.ids import group_name
 from lowmark.log import GroupUnwritable, Log, LogConfig
 from lowmark.node import Settings
 from lowmark.runtime import DiskFailed, RealDisk
 from lowmark.runtime.disk import File, Mode
-from lowmark.table.partition import group_name
 
 ROWS = 100
 SETTINGS = Settings(
@@ -185,7 +185,7 @@ from lowmark.errors import LowmarkError
 from lowmark.group import GroupConfig
 from lowmark.log import LogConfig
 from lowmark.node import Settings
-from lowmark.table.partition import group_name
+from lowmark.ids import group_name
 
 data = sys.argv[1]
 settings = Settings(

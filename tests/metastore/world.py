@@ -6,6 +6,8 @@ from collections.abc import Callable
 from random import Random
 from typing import TypeVar
 
+import msgspec
+
 from group.cluster import FAST, TINY_LOG
 from lowmark.errors import LowmarkError
 from lowmark.group import Future, GroupConfig, Groups
@@ -20,6 +22,7 @@ from lowmark.metastore import (
     Operation,
     identify,
 )
+from lowmark.metastore.replacing import prepare
 from lowmark.placement import MetastoreMembers, RebalanceConfig
 from lowmark.placement.assignments import METASTORE
 from lowmark.placement.writes import local_keys
@@ -78,6 +81,8 @@ class Node:
         self.members: MetastoreMembers | None = None
         self.address = f"n{number}:1"
         self.rack = ""
+        self.replaces: NodeInfo | None = None
+        """The lost node whose place it takes."""
         self.founding_writes: tuple[Operation, ...] = ()
 
     @property
@@ -100,8 +105,12 @@ class Node:
 
     @property
     def info(self) -> NodeInfo:
-        name = f"n{self.number}"
-        return NodeInfo(number=self.number, name=name, address=self.address, rack=self.rack)
+        lost, (address, rack) = self.replaces, (self.address, self.rack)
+        if lost is None:
+            name = f"n{self.number}"
+            return NodeInfo(number=self.number, name=name, address=address, rack=rack)
+        changes = {"number": self.number, "address": address, "replaces": lost.number}
+        return msgspec.structs.replace(lost, **changes)
 
     def start(self, *, join: str = "") -> None:
         self.life += 1
@@ -117,7 +126,9 @@ class Node:
             network=world.network,
             alone=self.alone,
         )
-        identify(self.disk, draw=lambda _: self.number - 1, name=f"n{self.number}")
+        if self.replaces is not None:
+            prepare(self.disk, self.replaces, draw=lambda _: self.number - 1)
+        identify(self.disk, draw=lambda _: self.number - 1, name=self.info.name)
         self.log = Log.open(self.runtime, world.log_config)
         self.groups = Groups(
             self.runtime, self.log, node=self.number, address=self.address, config=world.config

@@ -18,7 +18,15 @@ from pyarrow import flight
 import lowmark
 from lowmark import errors
 from lowmark.backend.connection import location_of
-from lowmark.backend.protocol import CALL, HELLO, PROTOCOL, Hello, Request, encode_request
+from lowmark.backend.protocol import (
+    CALL,
+    HELLO,
+    PROTOCOL,
+    Hello,
+    Request,
+    decode_request,
+    encode_request,
+)
 from lowmark.catalog import AddColumns, NewColumn, parse_type
 from lowmark.client import Database, Table
 from lowmark.group import COMMAND_BYTES
@@ -314,8 +322,9 @@ def test_a_call_that_is_none_is_refused(db: Database, name: str) -> None:
     body = ASKED[name](backend.info.cluster)
     client = backend._connection._flight  # type: ignore[attr-defined]
     (answer,) = client.do_action(flight.Action(CALL, body))
+    request = decode_request(body)
     with pytest.raises(errors.RequestRefused):
-        backend._connection._value(answer.body.to_pybytes())  # type: ignore[attr-defined]
+        backend._connection._value(request, answer.body.to_pybytes())  # type: ignore[attr-defined]
 
 
 def test_a_call_with_values_of_the_wrong_kind_harms_no_other(db: Database) -> None:

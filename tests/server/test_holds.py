@@ -188,14 +188,14 @@ def test_a_client_is_silent_from_its_last_call_on() -> None:
     now, released = 0.0, list[int]()
     take: Callable[[Hold], None] = lambda hold: released.append(hold.number)  # noqa: E731
     sessions = Sessions(take, hold_ms=1_000, clock=lambda: now)
-    sessions.hear(7)
+    sessions.hear(7, b"")
     sessions.add(7, Hold(1))
     sessions.add(7, Hold(2))
     sessions.discard(7, Hold(2))
     # when it is heard of at the last moment
     now = 1.0
     assert sessions.expire() == 0
-    sessions.hear(7)
+    sessions.hear(7, b"")
     now = 2.0
     assert sessions.expire() == 0
     assert sessions.lost(7) is None
@@ -205,6 +205,30 @@ def test_a_client_is_silent_from_its_last_call_on() -> None:
     assert released == [1]
     assert sessions.lost(7) == 1
     sessions.close()
+
+
+def test_a_session_is_its_tokens_and_a_hold_its_sessions() -> None:
+    # given two clients, each with a hold
+    released = list[int]()
+    sessions = Sessions(lambda hold: released.append(hold.number), hold_ms=60_000)
+    for number in (7, 8):
+        assert sessions.hear(number, b"token %d" % number)
+        assert sessions.add(number, Hold(number))
+    # then neither has, takes or releases what is the other's, by the number
+    assert not sessions.add(8, Hold(7))
+    assert not sessions.has(8, Hold(7))
+    assert not sessions.discard(8, Hold(7))
+    # and with another token one is not taken for the other
+    assert not sessions.hear(7, b"token 8")
+    # when one of them is closed, then the number is free
+    sessions.leave(7)
+    assert released == [7]
+    assert sessions.hear(7, b"token 8")
+    assert sessions.add(8, Hold(7))
+    assert sessions.discard(8, Hold(7))
+    assert not sessions.discard(8, Hold(7))
+    sessions.close()
+    assert released == [7, 8]
 
 
 @pytest.mark.parametrize("end", ["leave", "expire", "close"])

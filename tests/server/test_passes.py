@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from zlib import crc32
 
 import msgspec
@@ -19,9 +19,11 @@ from eventually import eventually
 from frames.alone import in_task, sent
 from lowmark.backend import passing
 from lowmark.backend.connection import location_of
+from lowmark.backend.errors import RequestRefused
 from lowmark.backend.operating import MakePassAsk, PassReply, operated
-from lowmark.backend.passing import Given, make, secret_for
+from lowmark.backend.passing import Given, end, make, renew, secret_for
 from lowmark.backend.remote import RemoteBackend
+from lowmark.backend.values import Hold, ReadRange
 from lowmark.catalog import TableId
 from lowmark.client import Database
 from lowmark.client.appending import TableAppender
@@ -33,16 +35,21 @@ from lowmark.errors import (
     StagedRowsMissing,
     TableUnknown,
     TokenMissing,
+    TokenRevoked,
 )
 from lowmark.frames import LowmarkSource
-from lowmark.metastore import Put
+from lowmark.group import Future
+from lowmark.metastore import Do, Put, Remove
 from lowmark.node import pass_actions as limits
 from lowmark.node import tokens as tokens_module
+from lowmark.node.callers import calling
 from lowmark.node.token_messages import EndPassAsk
+from lowmark.server import Server
 from lowmark.table import Finish
-from lowmark.tokens import PASS_PREFIX, Right, Secret, drawn
+from lowmark.tokens import PASS_PREFIX, Right, Secret, drawn, pass_key
 from server.world import COLUMNS, Served
 
+T = TypeVar("T")
 ROWS = [{"id": number, "status": "new"} for number in range(40)]
 
 
@@ -242,6 +249,38 @@ def test_a_pass_makes_no_token_and_no_pass(there: Database, served: Served, righ
         client.close()
 
 
+def test_a_pass_ends_nothing_that_it_did_not_begin(there: Database, served: Served) -> None:
+    # given a reader of the driver, and a task that knows its numbers, though nothing shows them
+    reader = there["orders"].read(follow=True)
+    [(number, kept)] = served.backend._kept.items()
+    driver = there.backend
+    with (
+        a_pass(there, served) as given,
+        lowmark.connect(served.address, token=given.shown) as task,
+    ):
+        other = task.backend
+        assert isinstance(other, RemoteBackend)
+        assert isinstance(driver, RemoteBackend)
+        # when the task releases the hold of the reader, or takes it for its own
+        other._call("release", Hold(number))
+        ranges = {0: ReadRange(0, None)}
+        with pytest.raises(RequestRefused, match="another client has this hold"):
+            other._call("hold", table_id(served), ranges, hold=Hold(number), holder="", why="")
+        # or ends the session of the driver
+        mine, other._connection._session = other._connection._session, driver._connection._session
+        for call in ("leave", "renew"):
+            with pytest.raises(RequestRefused, match="belongs to another token"):
+                other._call(call)
+        with pytest.raises(RequestRefused, match="belongs to another token"):
+            other._call("release", Hold(number))
+        other._connection._session = mine
+        # then the reader has what it held
+        assert served.backend._kept == {number: kept}
+    # and ends it itself
+    reader.close()
+    eventually(lambda: not served.backend._kept)
+
+
 def test_a_plain_client_does_nothing_with_a_pass(there: Database, served: Served) -> None:
     # any table could be named in what it asks
     with a_pass(there, served) as given:
@@ -311,6 +350,106 @@ def test_a_pass_ends_with_its_query_also_in_what_is_open(there: Database, served
     task.close()
 
 
+def after(first: Future[Any], then: Callable[[], Future[T]]) -> Future[T]:
+    whole: Future[T] = Future()
+    first.then(lambda _: then().then(whole.follow))
+    return whole
+
+
+def test_when_the_end_of_a_pass_is_answered_its_node_lets_no_task_in(
+    there: Database, served: Served, token: str
+) -> None:
+    # given a pass, and one that ended at another node a moment ago
+    node, given, other = served.backend.node, a_pass(there, served), a_pass(there, served)
+    caller, actions = node.tokens_of_callers.caller(token), node._passes
+    assert actions is not None
+
+    def end(shown: str) -> Future[bool]:
+        with calling(caller):
+            ended = actions.end(EndPassAsk(digest=Secret(shown).digest()))
+        return ended.map(lambda _: refused(served, shown))  # in the moment of the answer
+
+    def gone() -> Future[bool]:
+        key = pass_key(Secret(other.shown).digest())
+        return after(node.cluster.metastore.invoke(Do((Remove(key),))), lambda: end(other.shown))
+
+    # when it is ended, for the first time or again, then no call after the answer is let in
+    assert node.bridge.ask(lambda: end(given.shown), timeout_s=30)
+    assert node.bridge.ask(gone, timeout_s=30)
+
+
+def test_a_renewal_brings_back_no_pass_that_was_ended(there: Database, served: Served) -> None:
+    # given a pass that was ended
+    table = table_id(served)
+    secret = secret_for(there.backend, Right.READ, table, "some work")
+    assert secret is not None
+    assert make(there.backend, secret.digest(), Right.READ, table)
+    assert renew(there.backend, secret.digest(), Right.READ, table)
+    end(there.backend, secret.digest())
+    # when a renewal comes late, or once more
+    for _ in range(2):
+        assert not renew(there.backend, secret.digest(), Right.READ, table)
+    # then it has ended all the same
+    assert refused(served, secret.reveal())
+    # and the same pass may be made again for new work
+    assert make(there.backend, secret.digest(), Right.READ, table)
+    assert not refused(served, secret.reveal())
+    end(there.backend, secret.digest())
+
+
+@pytest.mark.parametrize("first", ["renewal", "end"])
+def test_a_renewal_under_way_brings_back_no_pass_that_is_ended_meanwhile(
+    there: Database, served: Served, token: str, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a renewal and an end that both have seen the record, and are about to write
+    monkeypatch.setattr(limits, "_FRESH", 1 << 40)
+    node, given = served.backend.node, a_pass(there, served)
+    caller, actions = node.tokens_of_callers.caller(token), node._passes
+    assert actions is not None
+    digest = Secret(given.shown).digest()
+    asks = MakePassAsk(digest=digest, table=table_id(served), right="read", ttl_ms=1_000)
+
+    def cross() -> Future[bool]:
+        with calling(caller):
+            early = actions.renew(asks) if first == "renewal" else None
+            ended = actions.end(EndPassAsk(digest=digest))
+            renewal = early or actions.renew(asks)
+        return after(renewal, lambda: ended).map(lambda _: refused(served, given.shown))
+
+    # when both are done, then it has ended
+    assert node.bridge.ask(cross, timeout_s=30)
+    assert digest not in [one.record.digest for one in passes(served)]
+
+
+def test_a_pass_whose_record_went_is_made_again_by_work_that_goes_on(
+    there: Database, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a driver that was away for longer than its pass and its record
+    monkeypatch.setattr(passing, "RENEW_S", 0.05)
+    given = a_pass(there, served)
+    end(there.backend, Secret(given.shown).digest())
+    # when it renews the pass, then the pass is in force again
+    eventually(lambda: not refused(served, given.shown))
+    # and when the work is over, it has ended for good
+    given.close()
+    assert refused(served, given.shown)
+
+
+@pytest.mark.slow
+def test_what_a_pass_holds_of_history_ends_soon_after_it(there: Database, served: Served) -> None:
+    # given a task that holds the low watermark, and goes on saying that it is there
+    with Server(served.db, tokens=True, hold_ms=400) as server:
+        given = a_pass(there, served)
+        task = lowmark.connect(server.address, token=given.shown).backend
+        hold = task.hold_history(served.backend.now().time, "a task that looks back")
+        assert hold.number in served.backend._kept
+        # when its pass ends
+        given.close()
+        # then its calls are refused, so it is taken for silent
+        eventually(lambda: hold.number not in served.backend._kept)
+        task.close()
+
+
 def test_a_token_that_is_revoked_ends_its_passes(
     there: Database, served: Served, name: str
 ) -> None:
@@ -323,7 +462,8 @@ def test_a_token_that_is_revoked_ends_its_passes(
     assert "was revoked" in ended.value.detail
     # and a driver whose token is gone renews no more
     digest = Secret(shown).digest()
-    assert passing.renewed(there.backend, digest, Right.READ, table_id(served)) == 0
+    with pytest.raises(TokenRevoked):
+        renew(there.backend, digest, Right.READ, table_id(served))
     assert shown not in str(ended.value) + ended.value.detail + ended.value.hint
     swept(served)
     eventually(lambda: not [one for one in passes(served) if one.record.digest == digest])

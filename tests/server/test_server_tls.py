@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import gc
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyarrow import flight
 
 import lowmark
+from clusters.ports import free_ports
 from eventually import eventually
 from lowmark.authority import Authority
 from lowmark.errors import NotLoopback, Rejected, TlsNeeded, TlsUnusable
+from lowmark.runtime import host_and_port
+from lowmark.runtime.certificates import Certificates
 from lowmark.server import Server
 from runtime.certificates import serial_at
 from server.world import COLUMNS, Served
@@ -85,6 +91,43 @@ def test_what_is_no_way_to_serve_by_tls_is_refused(tmp_path: Path, authority: Au
         with pytest.raises(NotLoopback, match="and the node has no tokens"):
             Server(served.db, "0.0.0.0:0", advertise="10.0.0.7:0", tls=folder(authority))
         assert node.of_servers == []
+
+
+@pytest.mark.parametrize("ends", [KeyboardInterrupt, MemoryError])
+def test_a_server_that_is_not_made_leaves_nothing(
+    tmp_path: Path,
+    authority: Authority,
+    ends: type[BaseException],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    with lowmark.open(tmp_path / "data") as db:
+        node = db.backend.node  # type: ignore[attr-defined]
+        before, asked = watches(), node.bridge.call
+
+        def ended(callback: Any) -> Any:
+            if getattr(getattr(callback, "func", None), "__name__", "") != "follow":
+                return asked(callback)
+            assert watches() != before
+            raise ends
+
+        # when something comes in between, as it listens already
+        with monkeypatch.context() as patched:
+            patched.setattr(node.bridge, "call", ended)
+            with pytest.raises(ends):
+                Server(db, address, tls=folder(authority))
+        # then it does not listen, and looks at no certificates
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(host_and_port(address))
+        assert watches() == before
+        assert node.of_servers == []
+        # and another one can be made
+        Server(db, address, tls=folder(authority)).close()
+
+
+def watches() -> set[int]:
+    """Those in this process that look at certificates."""
+    return {id(one) for one in gc.get_objects() if type(one) is Certificates and not one._ended}
 
 
 ALONE = """

@@ -12,6 +12,7 @@ from sim.lives import OUTDATED
 FIGURES = {
     "cluster life": "lives of clusters",
     "older life": "lives of groups with older images put back",
+    "replacing life": "lives of clusters whose lost nodes are replaced",
     "metastore life": "lives of metastores",
     "table life": "lives of tables",
     "placement life": "lives of moving partitions",

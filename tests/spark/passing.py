@@ -113,7 +113,6 @@ def _drive(master: str, folder: str, node: str) -> None:
     answer: dict[str, object] = {}
     try:
         with lowmark.connect(node) as db:
-            db.set_history("1 ms")
             orders = db.create_table("orders", {"id": "int64", "status": "string"}, key="id")
             db.create_table("copies", {"id": "int64", "status": "string"}, key="id")
             # a sink
@@ -145,7 +144,9 @@ def _drive(master: str, folder: str, node: str) -> None:
             shown.pages()
             query.stop()
             answer["streamed"] = len(_ids(db["copies"]))
-            # a run of compaction, whose tasks ask the node for batches
+            # a run of compaction, whose tasks ask the node for batches; only here does history end
+            # at once, for what is planned must be there when its tasks begin
+            db.set_history("1 ms")
 
             def compacted() -> bool:
                 db.advance_watermark()
@@ -154,6 +155,7 @@ def _drive(master: str, folder: str, node: str) -> None:
 
             eventually(compacted, deadline_s=120)
             answer["compacted"] = max(one.rows_read for one in orders.runs())
+            db.set_history("1 day")
             # an error of a task whose pass ends, since the token is revoked that made it
             again = frame.where("id >= 1")
             again._jdf.queryExecution().executedPlan().toString()

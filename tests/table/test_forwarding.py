@@ -6,7 +6,15 @@ import pytest
 
 from lowmark.catalog import AlterZone, TableId
 from lowmark.errors import LowmarkError
-from lowmark.group import COMMAND_BYTES, Future, NotLeader, OutcomeUnknown, QuarantinedHere
+from lowmark.group import (
+    COMMAND_BYTES,
+    CopyOutdated,
+    Future,
+    NotLeader,
+    OutcomeUnknown,
+    QuarantinedHere,
+)
+from lowmark.placement.assignments import PartitionId
 from lowmark.runtime import DiskFull, HybridTime
 from lowmark.table import (
     Appended,
@@ -35,7 +43,9 @@ from lowmark.table import (
     Trim,
     Trimmed,
     encode_batch,
+    group_name,
 )
+from lowmark.table.forwarding import SERVICE
 from table.world import TableNode, TableWorld, log_table, ms
 
 PRODUCER = b"p" * 16
@@ -393,3 +403,66 @@ def test_schema_versions_are_refused_from_any_node_and_by_the_next_leader(where:
     assert isinstance(world.wait(next_one.propose(BATCH)), SchemaNotInForce)
     new = encode_batch(b"rows", rows=1, schema=2)
     assert isinstance(world.wait(next_one.propose(new)), Appended)
+
+
+# -- resets ---------------------------------------------------------------------------------------
+
+
+def reset(world: TableWorld, table: TableId) -> tuple[TableNode, list[TableNode], int]:
+    """As an operator does who is wrong: a follower goes on alone, while the others are alive."""
+    alone, other = followers(world, table)
+    left = [world[leader(world, table)], other]
+    alone.placement.moves.close()  # else it would add the others as members again
+    partition = PartitionId(table, 0)
+    copy, _ = alone.tables.reset(*partition, listener=alone.placement.moves.listener(partition))
+    world.run_until(lambda: copy.group.ready)
+    return alone, left, copy.lineage
+
+
+def test_a_command_of_who_has_seen_a_reset_goes_past_those_that_it_left_behind() -> None:
+    # given a partition that was reset while its majority is alive
+    world, table = world_of(4)
+    alone, left, lineage = reset(world, table)
+    out = outsider(world, table)
+
+    def cursors(node: TableNode) -> set[str]:
+        return {*node.tables.get(table, 0).state.cursors}
+
+    # when a node without a copy passes on what a caller asks that has seen the reset
+    for number in range(3):  # whichever is asked first
+        way = out.tables.way(table, 0, at_least=lineage)
+        world.wait(way.ask(CreateCursor(f"c{number}", 1, "raw", 0)))
+        out.tables.lineages._known = {}
+    # then it is done where the partition was reset, and nowhere else
+    assert cursors(alone) == {f"c{number}" for number in range(3)}
+    assert not any(cursors(node) for node in left)
+    # and who has a copy that was left behind refuses it
+    for node in left:
+        with pytest.raises(CopyOutdated):
+            node.tables.way(table, 0, at_least=lineage)
+    # when the node has heard of the reset by an answer, then it is a caller itself
+    world.wait(out.tables.way(table, 0, at_least=lineage).ask(CreateCursor("c3", 1, "raw", 0)))
+    assert out.tables.lineages.of(group_name(table, 0)) == lineage
+    out.tables.forget_ways(table)
+    for number in range(4, 6):
+        world.wait(out.tables.way(table, 0).ask(CreateCursor(f"c{number}", 1, "raw", 0)))
+        out.tables._forwarding.forget(table)  # type: ignore[union-attr]
+    assert cursors(alone) == {f"c{number}" for number in range(6)}
+
+
+def test_a_node_of_an_earlier_release_is_asked_unless_a_reset_is_known() -> None:
+    # given nodes that have no such service as says lineages
+    world, table = world_of(4)
+    out = outsider(world, table)
+    for node in world.up:
+        if node is not out:
+            assert node.groups is not None
+            del node.groups.calls._services[SERVICE]
+    # when a batch is passed on, then it is stored, at once and in order
+    sent = [out.tables.way(table, 0).propose(BATCH) for _ in range(3)]
+    answers = [world.wait(one) for one in sent]
+    assert [one.first for one in answers] == [0, 1, 2]  # type: ignore[attr-defined]
+    # and when a reset is known, then none of them is asked: it could not say what it is
+    error = world.wait_error(out.tables.way(table, 0, at_least=7).propose(BATCH))
+    assert isinstance(error, CopyOutdated)
+    assert world.leading(table).view.end == 3

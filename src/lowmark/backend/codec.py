@@ -146,7 +146,12 @@ def decode(data: bytes) -> Any:
         raise Corrupt(f"a message of {len(data)} bytes can't be read: {error}") from error
 
 
-_LATER: Final[Mapping[str, Any]] = {"values.PartitionStatus": None, "table.Outgoing": 0}
+_LATER: Final[Mapping[str, Any]] = {
+    "values.PartitionStatus": None,
+    "values.BatchRange": 0,
+    "ledger.Tail": 0,
+    "table.Outgoing": 0,
+}
 """Values whose last field came in a later release, and what it is where it says nothing: then it is
 left out.
 """
@@ -249,11 +254,18 @@ def _plain_view(view: View) -> list[Any]:
         for column in view.columns
     ]
     rest = [view.count, view.start, view.end, view.closed, _plain(view.ledger), view.cut_time]
-    return ["view", columns, *rest]
+    return ["view", columns, *rest, *([view.lineage] if view.lineage else ())]
 
 
 def _view(
-    columns: list[bytes], count: int, start: int, end: int, closed: int, led: Any, cut_time: int
+    columns: list[bytes],
+    count: int,
+    start: int,
+    end: int,
+    closed: int,
+    led: Any,
+    cut_time: int,
+    lineage: int = 0,
 ) -> View:
     kinds = (np.uint64, np.uint64, np.uint64, np.uint32, np.uint32, np.uint32, np.uint8)
     arrays = [np.frombuffer(data, kind) for data, kind in zip(columns, kinds, strict=True)]
@@ -261,11 +273,11 @@ def _view(
         raise ValueError(f"a view of {count} batches has not {count} numbers in each column")
     ledger = _value(led)
     if not (
-        all(type(one) is int for one in (count, start, end, closed, cut_time))
+        all(type(one) is int for one in (count, start, end, closed, cut_time, lineage))
         and isinstance(ledger, Adopted | None)
     ):
         raise TypeError("a view is not made of numbers and a ledger")
-    return View(Columns(*arrays), count, start, end, closed, ledger, cut_time)
+    return View(Columns(*arrays), count, start, end, closed, ledger, cut_time, lineage)
 
 
 def _values(some: Any) -> Iterator[Any]:

@@ -15,7 +15,11 @@ hello takes its place, also of one that was found by `locate`. So it does at the
 user has named several. Nodes may move, one after another, while a client stays at the one that is
 last: so it asks every now and then where they are (`keep_up`). No server sends a client that was
 given TLS to one without. Only what fails on the way to the server of now makes a connection leave
-it: what was under way to the one before ends with that.
+leave it: what was under way to the one before ends with that.
+
+Every request says which resets of groups this client has seen, and every answer which it knows of
+(`port`): a node that a reset has left behind is left for the next one. An answer that comes when
+more was heard meanwhile may be of such a node, and is not given.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -36,9 +40,17 @@ from pyarrow import flight
 
 from lowmark.backend.call_streams import CallStreams
 from lowmark.backend.codec import decode
-from lowmark.backend.errors import Closed, Ended, OtherDatabase, ServerFailed, ServerFull
+from lowmark.backend.errors import (
+    Closed,
+    Ended,
+    OtherDatabase,
+    RequestRefused,
+    ResetsUnheard,
+    ServerFailed,
+    ServerFull,
+)
 from lowmark.backend.forks import check_fork, made
-from lowmark.backend.port import retry_of
+from lowmark.backend.port import passed, retry_of, said_of
 from lowmark.backend.protocol import (
     APPEND,
     CALL,
@@ -51,12 +63,20 @@ from lowmark.backend.protocol import (
     decode_reply,
     encode_request,
 )
-from lowmark.backend.values import DatabaseInfo
-from lowmark.errors import Corrupt, LowmarkError, Rejected
+from lowmark.backend.values import NOBODY, Asker, DatabaseInfo
+from lowmark.errors import Corrupt, LowmarkError, Rejected, Unavailable
 from lowmark.faces import deferred
 from lowmark.fault import decode_fault
-from lowmark.group import NoQuorum, NotLeader, OutcomeUnknown, ReadTimedOut, Superseded
-from lowmark.metastore.errors import MetastoreUnreachable
+from lowmark.group import (
+    CopyOutdated,
+    Lineages,
+    NoQuorum,
+    NotLeader,
+    OutcomeUnknown,
+    ReadTimedOut,
+    Superseded,
+)
+from lowmark.metastore.errors import MetastoreOutdated, MetastoreUnreachable
 from lowmark.node import AnswerLost, NodeClosing, NodeSilent, NodeUnreachable
 from lowmark.node.errors import ActionUnknown, NodeStarting
 from lowmark.node.owner import is_plain_path
@@ -97,11 +117,28 @@ _MEMBERS_S = 5.0
 _MEMBER_S = 2.0
 """A member of a cluster that takes longer to say hello is passed over."""
 _AWAY = (NodeUnreachable, NodeClosing, Ended)
-_UNTOUCHED = (NotLeader, Superseded, MetastoreUnreachable, PartitionNotHere, TokensUnknown)
+_LEFT_BEHIND = (CopyOutdated, MetastoreOutdated, ResetsUnheard)
+"""A node that a reset has left behind, or that may be: it did nothing."""
+_UNTOUCHED = (
+    NotLeader,
+    Superseded,
+    MetastoreUnreachable,
+    PartitionNotHere,
+    TokensUnknown,
+    *_LEFT_BEHIND,
+)
 """A node could do nothing, and did not: another one may."""
 _DONE_MAYBE = (Ended, NodeSilent)
 """A server did not wait for the end of what it was asked."""
-_STUCK = (NotLeader, MetastoreUnreachable, NoQuorum, ReadTimedOut, NodeSilent, TokensUnknown)
+_STUCK = (
+    NotLeader,
+    MetastoreUnreachable,
+    NoQuorum,
+    ReadTimedOut,
+    NodeSilent,
+    TokensUnknown,
+    *_LEFT_BEHIND,
+)
 """A node may be cut off from the others: the next call is made elsewhere."""
 _FLIGHT_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
 
@@ -213,12 +250,19 @@ class Connection:
         explain: Explain | None = None,
         on_away: Callable[[], None] = lambda: None,
         secret: Secret | None = None,
+        lineages: Lineages | None = None,
+        asker: Callable[[], Asker] = lambda: NOBODY,
+        on_reset: Callable[[], None] = lambda: None,
     ) -> None:
         """`also`: addresses of other nodes of its cluster, which its user has named. `ca`: a file
         of authorities that sign the certificates of its servers, where they speak TLS. `secret`:
-        the token that it shows to each of them.
+        the token that it shows to each of them. `lineages`: what it knows of resets; `asker`: for
+        whom it asks, who may know more. `on_reset` is called when an answer tells of another one.
         """
         check_fork(address)
+        self.lineages = Lineages() if lineages is None else lineages
+        self._asker = asker
+        self._on_reset = on_reset
         self._given = {address, *also} if also else set()
         self._by_tls = any(speaks_tls(one) for one in (address, *also))
         self._on_away = on_away
@@ -317,7 +361,14 @@ class Connection:
     def _follow(self, owner: str) -> None:
         """Go to the owner of now, if it is another one."""
         if owner != self.address:
-            self._goes_to(owner, _client(owner, self._ca, self._secret), leaves=False)
+            client = _client(owner, self._ca, self._secret)
+            try:
+                fences = _asked_hello(client, _MEMBER_S).fences
+            except (*_FLIGHT_ERRORS, LowmarkError) as error:
+                client.close()
+                raise NodeUnreachable(owner, why="It does not say hello yet.") from error
+            self.welcome = msgspec.structs.replace(self.welcome, fences=fences)
+            self._goes_to(owner, client, leaves=False)
 
     @property
     def has_others(self) -> bool:
@@ -437,28 +488,48 @@ class Connection:
 
         def ask(there: Any, left_s: float, attempt_s: float) -> Any:
             more = {**named, "timeout_s": left_s} if name in LIMITED else named
-            body = encode_request(Request(self.cluster, self._session, name, arguments, more))
+            request = self._request(name, arguments, more)
+            body = encode_request(request)
             if name in QUICK:
                 try:
-                    return self._value(self._calls.ask(body, attempt_s + _SLACK_S))
+                    return self._value(request, self._calls.ask(body, attempt_s + _SLACK_S))
                 except flight.FlightError as error:
                     if not _is_full(error):
                         raise
                 # Other clients have all streams of calls, maybe idle ones: it goes without.
             (result,) = there.do_action(flight.Action(CALL, body), _options(attempt_s))
-            return self._value(result.body.to_pybytes())
+            return self._value(request, result.body.to_pybytes())
 
         patience_s = _ATTEMPT_S + (arguments[1] if name == "wait" else 0.0)
         safe = retry_of(name, arguments) == "safe"
         said = arguments[0] if name == "operate" else name
         return self._again(said, ask, ends_at, safe=safe, patience_s=patience_s)
 
-    def _value(self, data: bytes) -> Any:
+    def _request(self, name: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> Request:
+        """A request that says what was heard of resets, to a server that understands it."""
+        said = said_of(self.lineages, name, arguments)
+        for group, lineage in (self._asker().lineages or {}).items():
+            said[group] = max(lineage, said.get(group, 0))
+        if said and not self.welcome.fences:
+            raise ResetsUnheard(self.address, said)
+        lineages = said if self.welcome.fences else None
+        return Request(self.cluster, self._session, name, arguments, named, lineages)
+
+    def _value(self, request: Request, data: bytes) -> Any:
         reply = decode_reply(data)
+        heard = said_of(self.lineages, request.call, request.arguments)
+        self.hears(reply.lineages or {})
         self._on_reply(reply)
         if isinstance(reply.value, LowmarkError):
             raise reply.value
+        if passed(request.lineages or {}, heard):
+            raise _Passed(self.address, request.call)
         return reply.value
+
+    def hears(self, said: Mapping[str, int]) -> None:
+        """Take note of what an answer tells of resets."""
+        if said and self.lineages.learn(said):
+            self._on_reset()
 
     def _again(
         self,
@@ -475,7 +546,7 @@ class Connection:
         the next one. All have the same time, for one of them may be cut off; in the next round each
         has twice that. One that can't do it now is left, too.
         """
-        began, pause_s, attempts = time.monotonic(), _PAUSE_S, 0
+        began, pause_s, attempts, left_behind = time.monotonic(), _PAUSE_S, 0, 0
         while True:
             self.check()
             attempt_s = left_s = max(0.0, ends_at - time.monotonic())
@@ -496,17 +567,32 @@ class Connection:
                 # To find out takes seconds where a machine is gone: not while others would do.
                 if away and not self.has_others and (refusal := self._refusal()) is not None:
                     raise refusal from error
+                if isinstance(named, RequestRefused) and self._is_earlier(there):
+                    named = NodeUnreachable(self.address, why="It runs another release now.")
                 if isinstance(named, _STUCK) and there is self._flight:
                     self.leave()
                 if done_maybe and not safe:
                     raise self._unknown(name, named) from error
-                passes = _may_pass(named) or (self.has_others and _is_theirs(named, safe=safe))
+                passes = isinstance(named, _Passed) or _may_pass(named)
+                passes = passes or (self.has_others and _is_theirs(named, safe=safe))
+                left_behind = left_behind + 1 if is_left_behind(named) else 0
+                if self._session < 0 and left_behind > self.others:
+                    passes = False  # its client asks the next node: this one knows of no other
                 if not passes or time.monotonic() + pause_s >= ends_at:
                     if away and self.has_others and (refusal := self._refusal()) is not None:
                         raise refusal from error
                     raise self.told(named) from error
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+
+    def _is_earlier(self, there: Any) -> bool:
+        """Whether another release answers by now, to which no lineages may be said."""
+        if there is not self._flight or not self.welcome.fences:
+            return False
+        with contextlib.suppress(*_FLIGHT_ERRORS, LowmarkError):
+            fences = _asked_hello(there, _MEMBER_S).fences
+            self.welcome = msgspec.structs.replace(self.welcome, fences=fences)
+        return not self.welcome.fences
 
     def _refusal(self) -> LowmarkError | None:
         """What TLS has to do with it that there is no connection to the server of now."""
@@ -558,7 +644,7 @@ class Connection:
 
     def _named(self, name: str, error: Exception, waited_s: float) -> tuple[LowmarkError, bool]:
         if isinstance(error, LowmarkError):
-            return error, isinstance(error, _DONE_MAYBE)
+            return error, isinstance(error, (*_DONE_MAYBE, _Passed))
         extra = getattr(error, "extra_info", None)
         said = decode_fault(extra) if extra else None
         if isinstance(said, ActionUnknown | NodeStarting):
@@ -584,12 +670,12 @@ class Connection:
         """
         self.check()
         more = {**named, "timeout_s": timeout_s}
-        request = Request(self.cluster, self._session, name, arguments, more)
         if self.has_others:  # one that is stuck must not take all the time
             timeout_s = max(timeout_s / 2, min(timeout_s, _ATTEMPT_S))
         there = None
         try:
             there = self._there(timeout_s)
+            request = self._request(name, arguments, more)
             reader = there.do_get(flight.Ticket(encode_request(request)), _options(timeout_s))
             try:
                 while True:
@@ -599,7 +685,12 @@ class Connection:
         except _FLIGHT_ERRORS as error:
             named_error, _ = self._in_our_words(name, error, timeout_s, there)
             self.check()
+            if is_left_behind(named_error) and there is self._flight:
+                self.leave()
             raise named_error from error
+        except ResetsUnheard:
+            self.leave()
+            raise
 
     def exchange(self) -> tuple[Any, Any, Any]:
         """A stream of appends: what writes to it, what reads the answers, and the way there."""
@@ -607,10 +698,15 @@ class Connection:
 
     def _exchange(self, kind: bytes, name: str) -> tuple[Any, Any, Any]:
         self.check()
-        request = Request(self.cluster, self._session, name, (), {})
-        command = kind + encode_request(request)
-        descriptor = flight.FlightDescriptor.for_command(command)
         there = self._there(_FIND_S)
+        request = Request(self.cluster, self._session, name, (), {})
+        if kind == APPEND:
+            said = self.lineages.known()
+            if said and not self.welcome.fences:
+                self.leave()
+                raise ResetsUnheard(self.address, said)
+            request = request._replace(lineages=said if self.welcome.fences else None)
+        descriptor = flight.FlightDescriptor.for_command(kind + encode_request(request))
         writer, reader = there.do_exchange(descriptor, flight.FlightCallOptions())
         return writer, reader, there
 
@@ -660,6 +756,17 @@ class _Late(NodeUnreachable):
         return known
 
 
+class _Passed(Unavailable):
+    """An answer that came when a later reset was known: it may be of those that it left behind."""
+
+    def __init__(self, address: str, name: str) -> None:
+        super().__init__(
+            f"a reset became known while {address} was asked ({name})",
+            detail="It is not known whether what answered belongs to what was reset.",
+            hint="Ask again.",
+        )
+
+
 def _options(left_s: float) -> Any:
     return flight.FlightCallOptions(timeout=left_s + _SLACK_S)
 
@@ -682,6 +789,11 @@ def _is_theirs(error: LowmarkError, *, safe: bool) -> bool:
     if isinstance(error, ServerFailed):
         return False
     return isinstance(error, _UNTOUCHED) or (safe and isinstance(error, (*_STUCK, OutcomeUnknown)))
+
+
+def is_left_behind(error: LowmarkError) -> bool:
+    """Whether a node refused because of a reset: another one may do it."""
+    return isinstance(error, _LEFT_BEHIND)
 
 
 def is_passing(error: LowmarkError) -> bool:

@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -27,6 +27,7 @@ from lowmark.backend.errors import (
     BatchesMoved,
     HoldUnknown,
     OutcomeUnknown,
+    PartitionReset,
     PartlyMade,
     RequestRefused,
     could_not_be_asked,
@@ -35,7 +36,9 @@ from lowmark.backend.node_thread import NodeThread
 from lowmark.backend.uses import FileUses
 from lowmark.backend.values import (
     ALL_FILES,
+    NOBODY,
     Answer,
+    Asker,
     BatchRange,
     DatabaseInfo,
     Held,
@@ -49,9 +52,10 @@ from lowmark.backend.values import (
 from lowmark.catalog import Catalog, Command, Executed, TableId, check_buildable
 from lowmark.catalog.errors import VersionCompacted
 from lowmark.errors import LowmarkError, Unavailable
-from lowmark.group import Future, open_command, when_all
+from lowmark.group import Future, Lineages, open_command, outdated, when_all
 from lowmark.holds import Hold as BacklogHold
 from lowmark.holds import Span
+from lowmark.ids import group_name
 from lowmark.ledger import Tail, tail_of
 from lowmark.ledger.claim import LedgersUnseen, check_claim, claim
 from lowmark.log import Damaged, EntryGone, ReadPlan, ReferenceExpired, files
@@ -74,7 +78,6 @@ from lowmark.table import (
     Trimmed,
     View,
     WatermarkStanding,
-    group_name,
 )
 from lowmark.tokens.records import ACCESS_PREFIX, check_open, check_open_range
 from lowmark.upkeep.dropped import dropped_at
@@ -159,6 +162,8 @@ class Embedded(NodeThread):
         """The addresses of servers that answer for it."""
         self._known: dict[tuple[TableId, int], weakref.ref[Partition]] = {}
         """Copies that were found, as long as the node has them."""
+        self._asking = threading.local()
+        """Who asks, by the thread that answers."""
         self.wait_for_catalog()
         self.info = self._info()
         self.store = Store(self.info.ledger_location)
@@ -217,6 +222,11 @@ class Embedded(NodeThread):
         return str(self.data.absolute() / files.LEDGERS)
 
     @property
+    def lineages(self) -> Lineages:
+        """See `Backend`."""
+        return self.tables.lineages
+
+    @property
     def caller(self) -> str:
         """See `Backend`."""
         return current_caller().token
@@ -234,7 +244,16 @@ class Embedded(NodeThread):
         self, table: TableId | None = None, *, known: int = 0, timeout_s: float | None = None
     ) -> Moment:
         """See `Backend`."""
+        self.check_callers_of(table)
         return self.now_here(table, known=known, timeout_s=timeout_s)
+
+    def check_callers_of(self, table: TableId | None) -> None:
+        """Refuse who has seen a later lineage of a partition than a copy here is of."""
+        asker = self._asker
+        if table is not None and (asker.lineages or self.lineages):
+            copies = self.ask_now(lambda: self.tables.of(table))
+            for one in copies:
+                self._check_caller(one)
 
     def now_here(
         self, table: TableId | None = None, *, known: int = 0, timeout_s: float | None = None
@@ -416,13 +435,14 @@ class Embedded(NodeThread):
         them. Each is answered on the loop, which must not wait for anything there.
         """
         self.check()
-        self.tell(lambda: self._put(numbered))
+        asker = self._asker
+        self.tell(lambda: self._put(numbered, asker))
 
-    def _put(self, numbered: Sequence[Numbered]) -> None:
+    def _put(self, numbered: Sequence[Numbered], asker: Asker) -> None:
         """On the loop."""
         for one in numbered:
             try:
-                way = self.tables.way(one.table, one.partition)
+                way = self._way(asker, one.table, one.partition)
                 future = way.propose(one.room, in_place=True)
             except LowmarkError as error:
                 future = Future.failed(error)
@@ -449,8 +469,33 @@ class Embedded(NodeThread):
 
     # -- rows out -------------------------------------------------------------------------------
 
-    def asked_by_node(self, is_node: bool) -> None:
-        """Whether what this thread asks next is asked by another node of the cluster."""
+    def asked_by(self, asker: Asker) -> None:
+        """Who asks what this thread asks next: a client of a server."""
+        self._asking.asker = asker
+
+    @property
+    def _asker(self) -> Asker:
+        return getattr(self._asking, "asker", NOBODY)
+
+    def _answering(self, asker: Asker, table: TableId, number: int) -> Partition:
+        """On the loop: a copy that may answer who asks."""
+        return self.tables.answering(table, number, asker.at_least(group_name(table, number)))
+
+    def _way(self, asker: Asker, table: TableId, number: int) -> Partition | Distant:
+        """On the loop: the way of a command that was asked for."""
+        at_least = asker.at_least(group_name(table, number))
+        return self.tables.way(table, number, at_least=at_least)
+
+    def _check_caller(self, copy: Partition) -> None:
+        """Refuse what a copy must not answer any more. On any thread."""
+        asker = self._asker
+        if asker.lineages or self.lineages or copy.lineage:
+            copy.check_caller(asker.at_least(copy.name))
+
+    def _given(self, copy: Partition, view: View, asker: Asker) -> View:
+        """A view as it is given out: with its lineage, to all that know what that is."""
+        lineage = copy.lineage
+        return replace(view, lineage=lineage) if lineage and asker.lineages is not None else view
 
     def _copies(
         self, table: TableId, numbers: Collection[int] | None = None, *, ends_at: float
@@ -470,11 +515,13 @@ class Embedded(NodeThread):
             copy = known() if known is not None else None
             if copy is None or copy.group.stopped is not None:
                 break  # one that was stopped may have been replaced
+            self._check_caller(copy)
             found[number] = copy
         else:
             return found
+        asker = self._asker
         there = self.ask_now(
-            lambda: [self.tables.get(table, number) for number in numbers],
+            lambda: [self._answering(asker, table, number) for number in numbers],
             timeout_s=_left(ends_at),
         )
         self._known.update({(table, one.number): weakref.ref(one) for one in there})
@@ -500,12 +547,13 @@ class Embedded(NodeThread):
         known = self._known.get((table, partition))
         copy = known() if known is not None else None
         if copy is not None and copy.alone:  # of nearly all, and a look-up asks each time
-            return copy.view
+            self._check_caller(copy)
+            return self._given(copy, copy.view, self._asker)
         ends_at = self._ends_at(timeout_s)
         copy = self._copies(table, (partition,), ends_at=ends_at)[partition]
         if not latest or copy.alone:
-            return copy.view
-        return self.ask(copy.latest, timeout_s=_left(ends_at))
+            return self._given(copy, copy.view, self._asker)
+        return self._given(copy, self.ask(copy.latest, timeout_s=_left(ends_at)), self._asker)
 
     def views(
         self,
@@ -524,12 +572,16 @@ class Embedded(NodeThread):
                 partial(self._closed_views, asked, closed_at), timeout_s=_left(ends_at)
             )
         elif all(one.alone for _, one in asked):
-            return {number: one.view for number, one in asked}
+            views = [one.view for _, one in asked]
         else:
             views = self.ask(
                 lambda: when_all([one.latest() for _, one in asked]), timeout_s=_left(ends_at)
             )
-        return {number: view for (number, _), view in zip(asked, views, strict=True)}
+        asker = self._asker
+        return {
+            number: self._given(one, view, asker)
+            for (number, one), view in zip(asked, views, strict=True)
+        }
 
     def _closed_views(
         self, copies: Sequence[tuple[int, Partition]], time: int
@@ -547,28 +599,32 @@ class Embedded(NodeThread):
         timeout_s: float | None = None,
     ) -> dict[int, PartitionStatus]:
         """See `Backend`."""
-        wanted = None if partitions is None else set(partitions)
+        wanted, asker = None if partitions is None else set(partitions), self._asker
 
         def look() -> Future[list[PartitionStatus]]:
             if wanted is None:
-                copies = self.tables.of(table)
+                copies = [
+                    one
+                    for one in self.tables.of(table)
+                    if one.serves_caller(asker.at_least(one.name))
+                ]
             else:
-                copies = [self.tables.get(table, number) for number in sorted(wanted)]
+                copies = [self._answering(asker, table, number) for number in sorted(wanted)]
             if not latest:
-                return Future.of([self._status(one, one.state) for one in copies])
+                return Future.of([self._status(one, one.state, asker) for one in copies])
             return when_all(
-                [one.read(lambda state, one=one: self._status(one, state)) for one in copies]  # type: ignore[misc]
+                [one.read(lambda state, one=one: self._status(one, state, asker)) for one in copies]  # type: ignore[misc]
             )
 
         found = self.ask(look, timeout_s=timeout_s)
         return {one.partition: one for one in found}
 
-    def _status(self, partition: Partition, state: State) -> PartitionStatus:
+    def _status(self, partition: Partition, state: State, asker: Asker) -> PartitionStatus:
         """On the loop."""
         wall_ms = self.node.runtime.clock.wall_ms()
         return PartitionStatus(
             partition.number,
-            state.backlog.view,
+            self._given(partition, state.backlog.view, asker),
             state.expired,
             tuple(state.cursors.values()),
             tuple(state.leases.values()),
@@ -592,7 +648,7 @@ class Embedded(NodeThread):
         """See `Backend`."""
         mine = hold or Hold.drawn()
         name = f"{holder} {next(self._readers)}" if kind == "reader" else holder
-
+        asker = self._asker
         attempt = self._attempt(mine.number)
 
         def take() -> Held:
@@ -609,8 +665,8 @@ class Embedded(NodeThread):
             kept, found = _Kept(since_ms=self.node.loop.wall_ms(), holder=(name, kind, why)), {}
             try:
                 for one, wanted in sorted(ranges.items()):
-                    partition = self.tables.get(table, one)
-                    found[one] = self._status(partition, partition.state)
+                    partition = self._answering(asker, table, one)
+                    found[one] = self._status(partition, partition.state, asker)
                     self._keep(kept, partition, wanted)
             except BaseException:
                 _call_all(kept.ends)
@@ -620,7 +676,7 @@ class Embedded(NodeThread):
             return kept.held
 
         def latest() -> Future[Held]:
-            copies = [self.tables.get(table, one) for one in ranges]
+            copies = [self._answering(asker, table, one) for one in ranges]
             return when_all([one.latest() for one in copies]).map(lambda _: take())
 
         try:
@@ -674,6 +730,7 @@ class Embedded(NodeThread):
             if stopped is not None:
                 self.check()  # closed in between: that says more
                 raise stopped.again()
+            self._check_caller(one)
         return kept.changes.wait(seen, timeout_s)
 
     def release(self, hold: Hold) -> None:
@@ -713,6 +770,8 @@ class Embedded(NodeThread):
         copy = self._copies(table, (partition,), ends_at=ends_at)[partition]
         for at in range(0, len(ranges), _RANGES_MAX):
             some = ranges[at : at + _RANGES_MAX]
+            for one in some if self._asker.lineages is not None else ():
+                _check_lineage(copy, one)
             plans = self._plans(copy, some, ends_at)[::-1] if held and len(some) > 1 else []
             for one in some:  # a plan may have entries in it: it goes when it was carried out
                 plan = plans.pop() if plans else None
@@ -791,9 +850,11 @@ class Embedded(NodeThread):
         timeout_s: float | None = None,
     ) -> dict[int, Outcome]:
         """See `Backend`."""
+        asker = self._asker
 
         def send() -> Future[list[Outcome]]:
-            ways = [(self.tables.way(table, one), wanted) for one, wanted in commands.items()]
+            # All ways first: if one of them is refused, nothing is proposed by any.
+            ways = [(self._way(asker, table, one), wanted) for one, wanted in commands.items()]
             return _all_or_unknown(list(commands), [_proposed(way, wanted) for way, wanted in ways])
 
         def hand_over() -> None:
@@ -872,6 +933,7 @@ class Embedded(NodeThread):
                     tail,
                     root=root,
                     place=place_of(f"{root}/{tail.folder}"),
+                    lineage=self._given(copy, view, self._asker).lineage,
                     addresses=self.addresses_of(table, partition),
                 )
             if not rolled:
@@ -953,6 +1015,15 @@ class Embedded(NodeThread):
         if only_looks(action, body):
             return self.ask(carry_out, timeout_s=timeout_s)
         return self._ask_change(carry_out, of="metastore", timeout_s=timeout_s)
+
+
+def _check_lineage(copy: Partition, wanted: BatchRange) -> None:
+    """In another lineage, other batches may stand at these places."""
+    own = copy.lineage
+    if wanted.lineage > own:
+        raise outdated(copy.name, own, wanted.lineage)
+    if wanted.lineage < own:
+        raise PartitionReset(copy.table, copy.number)
 
 
 def _staging(state: State) -> Staging:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected, Unavailable
 from lowmark.group import NotLeader as _NotLeader
@@ -67,6 +67,35 @@ def looked_up(unknown: OutcomeUnknown) -> Iterator[None]:
         yield
     except LowmarkError as error:
         raise unknown from error
+
+
+class PartitionReset(Conflict):
+    """An operator has reset the partition: what its caller knows of it may not be so any more."""
+
+    def __init__(self, table: int, partition: int, *, at: int | None = None) -> None:
+        whose = f"partition {partition} of table {table}"
+        what = f"{whose} was reset after this reader had looked at it"
+        if at is not None:
+            what = f"{whose} was reset, and this reader had come to offset {at} of it"
+        super().__init__(
+            what,
+            detail="Its majority was lost, and one copy goes on alone (`lowmark partition reset`)."
+            " Rows that only the lost copies had are gone; their offsets are given to other rows.",
+            hint="Read again. What was made of rows that are gone has to be made anew: read from"
+            " before the loss, or from the earliest.",
+        )
+        self.partition = partition
+
+
+class ResetsUnheard(Unavailable):
+    """A server of an earlier release: it can't be told that a group was reset."""
+
+    def __init__(self, address: str, groups: Iterable[str]) -> None:
+        super().__init__(
+            f"the server at {address} can't tell whether a reset has left it behind",
+            detail=f"It runs an earlier release. Reset: {', '.join(sorted(groups))}.",
+            hint="Ask another node, or upgrade this one.",
+        )
 
 
 class PartlyMade(OutcomeUnknown):

@@ -7,15 +7,24 @@ process of ours when a read is over: a plan may run again, an hour later. So the
 renewed beside it. What plans asks for a pass by a file in a folder that belongs to the application,
 named after its Java process; the first one starts this process, which ends when that one has.
 
-    <digest>     a pass to renew, as JSON: nodes, authority, table, right. Never the pass itself
+    <digest>     a pass to renew, as JSON: nodes, authority, table, right, and whether its plan ends
+                 it. Never the pass itself
     lock         held by the keeper of the folder
     log          what it has to say
 
 Whatever is killed: a keeper that died is followed by another one as soon as a plan asks; a Java
 process that died ends all of its passes within seconds; if the machine stops, they end in minutes.
-A pass that no plan has asked for in a day ends, too. The token is that of the environment, as it is
-for what plans: the one of the moment in which the keeper first sees a pass, since the file of a
-token may get another one while the application lasts, and only its own token renews a pass.
+A pass that no plan has asked for in a day ends, too.
+
+Each cluster has a thread of its own, so one that hangs delays the passes of no other. What the
+keeper says while a cluster is away is one line, and one more when it is back.
+
+The token is that of the environment, as it is for what plans: the one of the moment in which the
+keeper first sees a pass, since the file of a token may get another one while the application lasts,
+and only its own token renews a pass. If the environment has another token by then, or the token has
+ended, nodes refuse to renew the pass. The keeper says so once and leaves it: it ends when its time
+is over, and its tasks hear that they need a new plan. If a plan asks for it again, so does the
+keeper, by the token of that moment.
 """
 
 from __future__ import annotations
@@ -36,8 +45,10 @@ from typing import Final
 
 from lowmark.backend import passing
 from lowmark.backend.connection import addresses_of
+from lowmark.backend.passing import Renewer
 from lowmark.backend.remote import RemoteBackend
 from lowmark.errors import LowmarkError, Rejected
+from lowmark.node.logs import Logging, LogLevel, configure_logging
 from lowmark.node.showing import found_secret
 from lowmark.tokens import Right, Secret
 
@@ -51,6 +62,8 @@ PASSES_MAX: Final = 1_000
 _MODULE: Final = "lowmark.backend.keeper"
 _LOCK: Final = "lock"
 _LOG: Final = "log"
+ENDS_S: Final = 60.0
+"""What could not be ended until then ends by itself."""
 _CONNECT_S: Final = 10.0
 _JAVA: Final = "java"
 _LEVELS: Final = 8
@@ -67,6 +80,8 @@ class Kept:
     ca: str
     table: int
     right: str
+    ends: bool = False
+    """Whether its plan ends it before the application does; then it is never made again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,17 +187,27 @@ def _locked(folder: Path) -> Iterator[bool]:
 # -- what renews ----------------------------------------------------------------------------------
 
 
+@dataclass(slots=True)
+class _Asked:
+    """A pass of which a file asks."""
+
+    at_ns: int
+    """When a plan asked for it last."""
+    digest: bytes
+    renewer: Renewer | None
+    """None: its file or the token can't be read."""
+
+
 class Keeper:
     """Renews what is asked for in one folder."""
 
     def __init__(self, folder: Path, application: Application) -> None:
         self._folder = folder
         self._application = application
-        self._kept: dict[str, tuple[Kept, float]] = {}
-        """By digest; and when each is to be renewed."""
-        self._secrets: dict[str, Secret | None] = {}
-        """By digest: the tokens by which they were made."""
-        self._backends: dict[tuple[str, str, bytes], RemoteBackend] = {}
+        self._asked: dict[str, _Asked] = {}
+        """By the name of the file."""
+        self._clusters: dict[tuple[str, str, bytes], _Cluster] = {}
+        """By nodes, authority and the digest of the token."""
 
     def run(self) -> None:
         """Until the application has ended."""
@@ -192,64 +217,111 @@ class Keeper:
         self.end()
 
     def look(self) -> None:
-        """Take what is new, forget what is over, and renew what is due."""
+        """Take what is new, forget what is over, and end what rests."""
         files = {one.name: one for one in self._folder.iterdir() if _is_digest(one.name)}
-        for name in self._kept.keys() - files.keys():
-            del self._kept[name], self._secrets[name]
+        for name in self._asked.keys() - files.keys():
+            gone = self._asked.pop(name)
+            if gone.renewer is not None:  # its plan ends it
+                gone.renewer.forget(gone.digest)
         for name, file in files.items():
-            if name not in self._kept and len(self._kept) < PASSES_MAX:
-                with contextlib.suppress(LowmarkError, OSError, ValueError, TypeError):
-                    wanted = Kept(**json.loads(file.read_text()))
-                    self._secrets[name] = found_secret()
-                    self._kept[name] = wanted, time.monotonic() + passing.RENEW_S
-        for name, (wanted, due_s) in list(self._kept.items()):
-            if self._rests(files[name]):
-                self._end(wanted)
-            elif time.monotonic() >= due_s:
-                again_s = self._renew(wanted)
-                self._kept[name] = wanted, time.monotonic() + (again_s or RESTS_S)
+            try:
+                at_ns = file.stat().st_mtime_ns
+            except OSError:
+                continue  # it was forgotten just now
+            known = self._asked.get(name)
+            if known is None or known.at_ns != at_ns:
+                self._take(file, at_ns, known)
+            if time.time_ns() - at_ns > RESTS_S * 1e9:
+                self._end(file)
+        used = {asked.renewer for asked in self._asked.values()}
+        for place, cluster in list(self._clusters.items()):
+            if cluster.renewer not in used and cluster.renewer.idle:  # of a token of before, say
+                cluster.close()
+                del self._clusters[place]
 
-    def _rests(self, file: Path) -> bool:
+    def _take(self, file: Path, at_ns: int, known: _Asked | None) -> None:
+        """A plan has asked for a pass, for the first time or again."""
+        renewer, digest = None if known is None else known.renewer, bytes.fromhex(file.name)
+        if renewer is not None and renewer.keeps(digest):
+            self._asked[file.name] = _Asked(at_ns, digest, renewer)
+            return
+        if known is None and len(self._asked) >= PASSES_MAX:
+            return
+        self._asked[file.name] = asked = _Asked(at_ns, digest, None)
         try:
-            return time.time() - file.stat().st_mtime > RESTS_S
-        except OSError:
-            return False  # it was forgotten just now
+            wanted, right = _read(file)
+            asked.renewer = self._renewer(wanted)
+        except (LowmarkError, OSError) as error:
+            logger.warning("a pass will not be renewed", extra={"reason": str(error)})
+            return
+        # It was made, or renewed, no earlier than that: by its plan, or by the keeper before.
+        in_s = passing.RENEW_S - (time.time_ns() - at_ns) / 1e9
+        asked.renewer.keep(digest, right, wanted.table, in_s=max(0.0, in_s), again=not wanted.ends)
+
+    def _renewer(self, wanted: Kept) -> Renewer:
+        secret = found_secret()
+        place = wanted.nodes, wanted.ca, b"" if secret is None else secret.digest()
+        if place not in self._clusters:
+            self._clusters[place] = _Cluster(wanted.nodes, wanted.ca, secret)
+        return self._clusters[place].renewer
+
+    def _end(self, file: Path) -> None:
+        file.unlink(missing_ok=True)
+        asked = self._asked.pop(file.name, None)
+        if asked is not None and asked.renewer is not None:
+            asked.renewer.end(asked.digest)
 
     def end(self) -> None:
-        """End all of them, and leave nothing behind."""
-        for wanted, _ in list(self._kept.values()):
-            self._end(wanted)
-        for backend in self._backends.values():
-            backend.close()
+        """End all of them, also what was asked for a moment ago, and leave nothing behind."""
+        self.look()
+        for asked in self._asked.values():
+            if asked.renewer is not None:
+                asked.renewer.end(asked.digest)
+        for cluster in self._clusters.values():
+            cluster.renewer.close()
+        until_s = time.monotonic() + ENDS_S
+        for cluster in self._clusters.values():
+            cluster.renewer.join(max(0.0, until_s - time.monotonic()))
+        for cluster in self._clusters.values():
+            cluster.close()
         for file in self._folder.iterdir():
             file.unlink(missing_ok=True)
         self._folder.rmdir()
 
-    def _end(self, wanted: Kept) -> None:
-        (self._folder / wanted.digest).unlink(missing_ok=True)
-        with contextlib.suppress(LowmarkError):
-            passing.end(self._backend(wanted), bytes.fromhex(wanted.digest))
-        self._kept.pop(wanted.digest, None)
-        self._secrets.pop(wanted.digest, None)
 
-    def _renew(self, wanted: Kept) -> float:
-        try:
-            backend = self._backend(wanted)
-        except LowmarkError as error:
-            logger.warning("a pass was not renewed", extra={"reason": error.message})
-            return passing.AGAIN_S
-        digest = bytes.fromhex(wanted.digest)
-        return passing.renewed(backend, digest, Right(wanted.right), wanted.table)
+class _Cluster:
+    """The way to one cluster by one token, and what is renewed there."""
 
-    def _backend(self, wanted: Kept) -> RemoteBackend:
-        secret = self._secrets[wanted.digest]
-        place = wanted.nodes, wanted.ca, b"" if secret is None else secret.digest()
-        if place not in self._backends:
-            first, *also = addresses_of(wanted.nodes)
-            self._backends[place] = RemoteBackend(
-                first, also=also, ca=wanted.ca or None, timeout_s=_CONNECT_S, secret=secret
+    def __init__(self, nodes: str, ca: str, secret: Secret | None) -> None:
+        self._nodes = nodes
+        self._ca = ca
+        self._secret = secret
+        self._backend: RemoteBackend | None = None
+        self.renewer = Renewer(self._connected)
+
+    def _connected(self) -> RemoteBackend:
+        """On the thread that renews: to connect may take long."""
+        if self._backend is None:
+            first, *also = addresses_of(self._nodes)
+            self._backend = RemoteBackend(
+                first, also=also, ca=self._ca or None, timeout_s=_CONNECT_S, secret=self._secret
             )
-        return self._backends[place]
+        return self._backend
+
+    def close(self) -> None:
+        """Renew nothing more, and end the connection."""
+        self.renewer.close()
+        if self._backend is not None:
+            self._backend.close()
+
+
+def _read(file: Path) -> tuple[Kept, Right]:
+    """What a file asks for."""
+    try:
+        wanted = Kept(**json.loads(file.read_text()))
+        return wanted, Right(wanted.right)
+    except (ValueError, TypeError) as error:
+        raise Rejected(f"{file.name} asks for no pass: {error}") from error
 
 
 def _is_digest(name: str) -> bool:
@@ -258,6 +330,7 @@ def _is_digest(name: str) -> bool:
 
 def main(folder: Path) -> None:
     """Keep the passes of one folder, unless another process does."""
+    configure_logging(Logging(level=LogLevel.INFO))
     pid, _, began = folder.name.partition("-")
     with _locked(folder) as free:
         if free:

@@ -18,7 +18,7 @@ action that no list names is `unknown`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, Protocol, TypeAlias, runtime_checkable
 
 from lowmark.backend.values import (
@@ -33,6 +33,8 @@ from lowmark.backend.values import (
     ReadRange,
 )
 from lowmark.catalog import Catalog, Command, Executed, TableId
+from lowmark.group import Lineages
+from lowmark.ids import METASTORE, PARTITIONS, group_name
 from lowmark.ledger import Tail
 from lowmark.metastore import Condition, Entry, Operation
 from lowmark.node.messages import only_looks
@@ -73,6 +75,12 @@ class Backend(Protocol):
     @property
     def info(self) -> DatabaseInfo:
         """What is settled of it."""
+
+    @property
+    def lineages(self) -> Lineages:
+        """The latest resets of groups that were heard of, in any answer: what is older is not
+        given. A caller that has heard of others says so here (`learn`).
+        """
 
     @property
     def open_at(self) -> tuple[str, ...]:
@@ -392,3 +400,59 @@ def retry_of(name: str, arguments: Sequence[Any]) -> Retry:
     if name == "operate" and len(arguments) == 2 and only_looks(*arguments):
         return "safe"
     return RETRY.get(name) or BESIDE.get(name, "unknown")
+
+
+# -- what is said of resets -----------------------------------------------------------------------
+#
+# A client says with a call which resets it has seen: of the partitions that the call is about, and
+# of the metastore. The node that answers says in the same way what it has (`group.lineages`). So a
+# call costs one number a partition, and mostly none, for most groups were never reset.
+
+OF_PARTITIONS: Final = frozenset(
+    {"batches", "endpoint_here", "hold", "propose", "status", "tail", "view", "view_since", "views"}
+)
+"""Calls with a table, and with one partition, several, or None for all."""
+OF_TABLE: Final = frozenset({"appender", "dropped_at", "epoch_of", "look_up", "now", "now_here"})
+"""Calls with a table; which partitions they are about, its rows say."""
+OF_NONE: Final = frozenset(
+    {
+        "advance_watermark",
+        "catalog",
+        "catalog_at",
+        "execute",
+        "files_here",
+        "files_in_use",
+        "get",
+        "history_lost",
+        "hold_files",
+        "hold_history",
+        "leave",
+        "operate",
+        "range",
+        "release",
+        "renew",
+        "wait",
+        "watermark",
+        "write",
+    }
+)
+"""Calls of the metastore alone; and of holds: what has changed is not said, only that it has."""
+
+
+def said_of(lineages: Lineages, call: str, arguments: Sequence[Any]) -> dict[str, int]:
+    """What is said of resets with a call, or with its answer."""
+    if not lineages:
+        return {}
+    table = arguments[0] if arguments else None
+    if type(table) is not int or call not in OF_PARTITIONS | OF_TABLE:
+        return lineages.known((METASTORE,))
+    some = arguments[1] if call in OF_PARTITIONS and len(arguments) > 1 else None
+    if some is None:
+        return lineages.beginning(f"{PARTITIONS}{table}.") | lineages.known((METASTORE,))
+    numbers: Iterable[Any] = some if isinstance(some, Collection) else (some,)
+    return lineages.known([METASTORE, *(group_name(table, number) for number in numbers)])
+
+
+def passed(said: Mapping[str, int], by: Mapping[str, int]) -> bool:
+    """Whether more is known by now than was said."""
+    return any(at > said.get(one, 0) for one, at in by.items())

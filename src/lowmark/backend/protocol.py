@@ -74,6 +74,8 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True):
     """The addresses at which strangers can come in (`--insecure`)."""
     caller: str = ""
     """The name of the token that the client has shown."""
+    fences: bool = False
+    """Whether requests may say lineages, and answers do."""
 
 
 class Request(NamedTuple):
@@ -86,11 +88,24 @@ class Request(NamedTuple):
     call: str
     arguments: Sequence[Any]
     named: Mapping[str, Any]
+    lineages: Mapping[str, int] | None = None
+    """What its client has seen of resets (`port`); None: it, or the server, is of an earlier
+    release, and it is left out."""
 
 
 def encode_request(request: Request) -> bytes:
     """A request as it travels."""
-    return _HEAD.pack(_LETTER, PROTOCOL) + encode(tuple(request))
+    return _HEAD.pack(_LETTER, PROTOCOL) + encode(_said(request))
+
+
+def _said(parts: Request | Reply) -> tuple[Any, ...]:
+    return tuple(parts[:-1] if parts.lineages is None else parts)
+
+
+def _are_lineages(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(one, str) and type(at) is int for one, at in value.items()
+    )
 
 
 def is_request(data: bytes) -> bool:
@@ -107,7 +122,7 @@ def decode_request(data: bytes) -> Request:
         raise ProtocolRefused(theirs=protocol, ours=PROTOCOL, release=__version__)
     try:
         value = decode(data[_HEAD.size :])
-        cluster, session, call, arguments, named = value
+        cluster, session, call, arguments, named, *more = value
     except (Corrupt, TypeError, ValueError) as error:
         raise RequestRefused(f"a request can't be read: {error}") from error
     well = (
@@ -117,10 +132,11 @@ def decode_request(data: bytes) -> Request:
         and isinstance(arguments, tuple)
         and isinstance(named, dict)
         and all(isinstance(name, str) for name in named)
+        and (not more or (len(more) == 1 and _are_lineages(more[0])))
     )
     if not well:
         raise RequestRefused("a request is not made of a call and its arguments")
-    return Request(cluster, session, call, arguments, named)
+    return Request(cluster, session, call, arguments, named, *more)
 
 
 class Reply(NamedTuple):
@@ -133,18 +149,23 @@ class Reply(NamedTuple):
     """What the call gave; or the error that it raised."""
     time: int
     """The server has shown no later one: the next server is told of it."""
+    lineages: Mapping[str, int] | None = None
+    """Those of what answered (`port`), to a client that says its own."""
 
 
 def encode_reply(reply: Reply) -> bytes:
     """An answer as it travels."""
-    return encode(tuple(reply))
+    return encode(_said(reply))
 
 
 def decode_reply(data: bytes) -> Reply:
     """What a server has answered."""
     value = decode(data)
-    if not isinstance(value, tuple) or len(value) != len(Reply._fields):
+    least = len(Reply._fields) - 1
+    if not isinstance(value, tuple) or not least <= len(value) <= least + 1:
         raise Corrupt("an answer of the server is not made of its parts")
+    if len(value) > least and not _are_lineages(value[least]):
+        raise Corrupt("an answer of the server says lineages that are none")
     return Reply(*value)
 
 
@@ -207,16 +228,20 @@ class Acknowledged(msgspec.Struct, frozen=True, array_like=True):
     time: int = 0
     error: bytes = b""
     """Why it was not stored; see `lowmark.fault`."""
+    lineages: dict[str, int] = {}
+    """Of its partition, if it was ever reset."""
 
 
 _acks = msgspec.msgpack.Decoder(list[Acknowledged])
 
 
-def acknowledged(number: int, answer: Appended | LowmarkError) -> Acknowledged:
+def acknowledged(
+    number: int, answer: Appended | LowmarkError, lineages: Mapping[str, int]
+) -> Acknowledged:
     """An answer as it travels."""
     if isinstance(answer, LowmarkError):
-        return Acknowledged(number, error=encode_fault(answer))
-    return Acknowledged(number, *answer)
+        return Acknowledged(number, error=encode_fault(answer), lineages=dict(lineages))
+    return Acknowledged(number, *answer, lineages=dict(lineages))
 
 
 def encode_acks(acks: Sequence[Acknowledged]) -> bytes:
@@ -224,13 +249,19 @@ def encode_acks(acks: Sequence[Acknowledged]) -> bytes:
     return msgspec.msgpack.encode(acks)
 
 
-def decode_acks(data: bytes) -> list[tuple[int, Appended | LowmarkError]]:
-    """Answers by the number of their message."""
+def decode_acks(
+    data: bytes,
+) -> tuple[list[tuple[int, Appended | LowmarkError]], dict[str, int]]:
+    """Answers by the number of their message, and the lineages that they are of."""
     try:
         found = _acks.decode(data)
     except msgspec.MsgspecError as error:
         raise Corrupt(f"answers of the server can't be read: {error}") from error
-    return [(ack.number, _answer(ack)) for ack in found]
+    lineages: dict[str, int] = {}
+    for ack in found:
+        for group, lineage in ack.lineages.items():
+            lineages[group] = max(lineage, lineages.get(group, 0))
+    return [(ack.number, _answer(ack)) for ack in found], lineages
 
 
 def _answer(ack: Acknowledged) -> Appended | LowmarkError:

@@ -31,12 +31,14 @@ from lowmark.backend.connection import (
     drawn_session,
     is_passing,
 )
-from lowmark.backend.errors import BatchesMoved, Closed, Forked, HoldUnknown
+from lowmark.backend.errors import BatchesMoved, Closed, Forked, HoldUnknown, PartitionReset
 from lowmark.backend.exits import at_exit
 from lowmark.backend.protocol import Reply
 from lowmark.backend.remote_append import RemoteAppender, RemoteAppends
 from lowmark.backend.remote_read import Ahead, RemoteRead
 from lowmark.backend.values import (
+    NOBODY,
+    Asker,
     BatchRange,
     DatabaseInfo,
     Found,
@@ -49,6 +51,8 @@ from lowmark.backend.values import (
 from lowmark.backend.view_parts import Known, joined
 from lowmark.catalog import Catalog, Command, Executed, Table, TableId
 from lowmark.errors import LowmarkError
+from lowmark.group import Lineages
+from lowmark.ids import group_name
 from lowmark.ledger import Tail
 from lowmark.metastore import Condition, Entry, Operation
 from lowmark.node.showing import found_secret
@@ -105,10 +109,12 @@ class RemoteBackend:
         name: str = "",
         of_node: bool = False,
         secret: Secret | None = None,
+        lineages: Lineages | None = None,
+        asker: Callable[[], Asker] = lambda: NOBODY,
     ) -> None:
         """`also`: other nodes of its cluster, which its user has named. `of_node`: a node asks for
         its clients, and is told what is not there. `secret`: the token that it shows; else the one
-        that the environment names.
+        that the environment names. `lineages`, `asker`: see `Connection`.
         """
         self._name = name or address
         self.ca = ca or ""
@@ -160,6 +166,9 @@ class RemoteBackend:
             explain=explain,
             on_away=_weakly(self._renew_soon),
             secret=self.secret,
+            lineages=lineages,
+            asker=asker,
+            on_reset=_weakly(self._heard_of_reset),
         )
         self._instance = self._connection.welcome.instance
         self._hold_s = self._connection.welcome.hold_ms / 1_000
@@ -184,6 +193,23 @@ class RemoteBackend:
     def addresses(self) -> list[str]:
         """The server of now, and those that would take its place."""
         return self._connection.addresses
+
+    @property
+    def lineages(self) -> Lineages:
+        """See `Backend`."""
+        return self._connection.lineages
+
+    def _heard_of_reset(self) -> None:
+        """What was sent without that is sent again: it may be at a node that was left behind."""
+        appends = getattr(self, "_appends", None)
+        if appends is not None:
+            appends.begin_again()
+
+    def _of_now(self, table: TableId, views: Mapping[int, View]) -> None:
+        """Refuse views of partitions of which a later reset is known."""
+        for number, view in views.items() if self.lineages else ():
+            if view.lineage < self.lineages.of(group_name(table, number)):
+                raise PartitionReset(table, number)
 
     @property
     def caller(self) -> str:
@@ -385,11 +411,12 @@ class RemoteBackend:
             table,
             partition,
             latest=latest,
-            known=None if last is None else tuple(last),
+            known=None if last is None else tuple(last.said()),
             timeout_s=timeout_s,
         )
         if first is not None and known is not None:
             view = joined(known, first, view)
+        self._of_now(table, {partition: view})
         self._views[table, partition] = view
         while len(self._views) > _VIEWS_MAX:
             with contextlib.suppress(StopIteration, KeyError, RuntimeError):
@@ -409,6 +436,7 @@ class RemoteBackend:
         views: dict[int, View] = self._call(
             "views", table, tuple(partitions), closed_at=closed_at, timeout_s=timeout_s
         )
+        self._of_now(table, views)
         return views
 
     def status(
@@ -424,6 +452,7 @@ class RemoteBackend:
         found: dict[int, PartitionStatus] = self._call(
             "status", table, numbers, latest=latest, timeout_s=timeout_s
         )
+        self._of_now(table, {number: one.view for number, one in found.items()})
         return found
 
     def hold(
@@ -441,6 +470,11 @@ class RemoteBackend:
         mine = hold or Hold.drawn()
         how = {"kind": kind, "holder": holder, "why": why}
         held: Held = self._take(mine, "hold", table, dict(ranges), timeout_s=timeout_s, **how)
+        try:
+            self._of_now(table, {number: one.view for number, one in held.partitions.items()})
+        except PartitionReset:
+            self.release(mine)
+            raise
         if held.files and mine.number in self._holds:
             self._files[mine.number] = {
                 files.number: manifest
@@ -490,16 +524,21 @@ class RemoteBackend:
         """See `Backend`."""
         self.check()
         limit_s = self._timeout_s if timeout_s is None else timeout_s
+        group = group_name(table, partition)
+        read = RemoteRead(
+            self._connection,
+            table,
+            partition,
+            ranges,
+            held=held,
+            timeout_s=limit_s,
+            ahead=self._ahead,
+        )
         try:
-            yield from RemoteRead(
-                self._connection,
-                table,
-                partition,
-                ranges,
-                held=held,
-                timeout_s=limit_s,
-                ahead=self._ahead,
-            )
+            for wanted, batches in zip(ranges, read, strict=False):
+                if wanted.lineage < self.lineages.of(group):
+                    raise PartitionReset(table, partition)
+                yield batches
         except LowmarkError as error:
             raise self._of_read(error, held=held) from error
 

@@ -26,8 +26,9 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 from pyarrow import flight
 
-from lowmark.backend.connection import Connection
+from lowmark.backend.connection import Connection, is_left_behind
 from lowmark.backend.errors import Ended
+from lowmark.backend.port import passed
 from lowmark.backend.protocol import (
     COMMANDS,
     commands_batch,
@@ -251,6 +252,8 @@ class RemoteAppends:
         self._asking: threading.Thread | None = None
         self._elsewhere = False
         """Whether another server is to be tried."""
+        self._anew = False
+        """Whether the stream says less of resets than is known by now: another one is to begin."""
         self.latest_time = 0
         """Of the rows that were stored."""
         self._closed = False
@@ -320,6 +323,12 @@ class RemoteAppends:
             with self.lock:
                 self._work.notify()
 
+    def begin_again(self) -> None:
+        """Have all that has no answer sent again, with what is known of resets by now."""
+        with self.lock:
+            self._anew = self._stream is not None
+            self._work.notify()
+
     def close(self) -> None:
         """End all; what has no answer never gets one."""
         with self.lock:
@@ -334,7 +343,7 @@ class RemoteAppends:
         while True:
             with self.lock:
                 self._call_due()
-                if not self._outbox and not self._closed:
+                if not self._outbox and not self._closed and not self._anew:
                     self._work.wait(self._until_due())
                     self._call_due()
                 if self._closed:
@@ -343,7 +352,9 @@ class RemoteAppends:
                 left, self._elsewhere = self._elsewhere, False
             if left:
                 self._connection.leave()
-                self._broken(self._stream, Unavailable("the server stores nothing"))
+            if left or self._anew:
+                why = "the server stores nothing" if left else "a partition was reset"
+                self._broken(self._stream, Unavailable(why))
             with self._writing:
                 self._write_some()
         stream = self._stream
@@ -408,6 +419,7 @@ class RemoteAppends:
             self._broken(stream, error)
 
     def _open(self) -> Any:
+        said = self._connection.lineages.known()
         writer, reader, there = self._connection.exchange()
         writer.begin(COMMANDS)
         name = "lowmark-answers"
@@ -417,6 +429,7 @@ class RemoteAppends:
         with self.lock:  # before it may hear that the stream has ended
             _start(thread)
             self._stream, self._there = writer, there
+            self._anew = passed(said, self._connection.lineages.known())
         return writer
 
     # -- answers, on a thread of their stream -----------------------------------------------------
@@ -427,15 +440,21 @@ class RemoteAppends:
             while True:
                 chunk = reader.read_chunk()
                 if chunk.app_metadata is not None:
-                    self._answered(decode_acks(chunk.app_metadata.to_pybytes()))
+                    answers, lineages = decode_acks(chunk.app_metadata.to_pybytes())
+                    self._answered(stream, answers)
+                    self._connection.hears(lineages)
         except StopIteration:
             pass
         except (flight.FlightError, pa.ArrowException, OSError, LowmarkError) as failed:
             error = failed
         self._broken(stream, error)
 
-    def _answered(self, answers: list[tuple[int, Answer]]) -> None:
+    def _answered(self, stream: Any, answers: list[tuple[int, Answer]]) -> None:
         with self.lock:
+            if self._anew and stream is self._stream:
+                return  # they may be of a node that was left behind: all is asked again
+            if any(isinstance(one, LowmarkError) and is_left_behind(one) for _, one in answers):
+                self._elsewhere = self.has_others
             self._heard_at = time.monotonic()
             self._refused = False
             if any(not _is_stuck(answer) for _, answer in answers):
@@ -462,7 +481,7 @@ class RemoteAppends:
         with self.lock:
             if self._closed or (stream is not None and stream is not self._stream):
                 return
-            self._stream = None
+            self._stream, self._anew = None, False
             # Of the first stream that ends so, batches may be stored; of the next one, refused as
             # it begins, none are: to send them again would not end.
             refused, self._refused = self._refused, isinstance(named, Unauthenticated)

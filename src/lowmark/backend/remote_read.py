@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Final, NamedTuple, TypeAlias
 
-from lowmark.backend.connection import Connection, is_passing
+from lowmark.backend.connection import Connection, is_left_behind, is_passing
 from lowmark.backend.errors import Closed
 from lowmark.backend.protocol import commands_of
 from lowmark.backend.values import BatchRange
@@ -148,7 +148,8 @@ class RemoteRead:
                 self._read(at, ends_at, found)
             except LowmarkError as error:
                 over = time.monotonic() + _PAUSE_S >= ends_at
-                if not found and (over or not is_passing(error)):
+                elsewhere = self._connection.has_others and is_left_behind(error)
+                if not found and (over or not (is_passing(error) or elsewhere)):
                     raise
                 if not found:
                     time.sleep(_PAUSE_S)

@@ -43,6 +43,7 @@ from lowmark.backend.values import (
 from lowmark.catalog import TableId
 from lowmark.errors import LowmarkError, Unavailable
 from lowmark.group import GroupStopped
+from lowmark.ids import group_name
 from lowmark.ledger import Tail
 from lowmark.metastore import Topology
 from lowmark.node import Node, NodeClosing, NodeUnreachable
@@ -125,8 +126,6 @@ class Spread(Attached):
         self._up: frozenset[int] = frozenset()
         self._gone_at: dict[int, float] = {}
         """When nodes left that were up."""
-        self._asking = threading.local()
-        """Whether a node asks, by the thread that answers."""
         self._requires_tls = node.tls.mode == "require"
         super().__init__(node, data, runs_on=runs_on)
         self.ask_now(lambda: node.cluster.on_topology(self._heard_of_nodes))
@@ -205,7 +204,7 @@ class Spread(Attached):
             return list(numbers), {}
         placement, own = self.node.placement, self.node.info.number
         assert placement is not None
-        by_node = getattr(self._asking, "by_node", False)
+        asker = self._asker
 
         def look() -> tuple[list[int], dict[Nodes, list[int]]]:
             here, away = list[int](), dict[Nodes, list[int]]()
@@ -213,10 +212,15 @@ class Spread(Attached):
                 nodes = placement.routes(table, number)
                 copy = self.tables.here(table, number)
                 sound = copy is not None and (copy.group.stopped is None or copy.group.alone)
+                seen = asker.at_least(group_name(table, number))
+                if copy is not None and not copy.serves_caller(seen):
+                    sound = False
+                    if asker.by_node:
+                        copy.check_caller(seen)
                 others = tuple(one for one in nodes if one != own)
                 if not nodes or (own in nodes and (sound or not others)):
                     here.append(number)
-                elif by_node:
+                elif asker.by_node:
                     raise PartitionNotHere(table, number)
                 else:
                     away.setdefault(others, []).append(number)
@@ -228,11 +232,9 @@ class Spread(Attached):
         """Whether there surely is a sound copy here; on any thread."""
         known = self._known.get((table, number))
         copy = None if known is None else known()
-        return copy is not None and copy.serves and copy.group.stopped is None
-
-    def asked_by_node(self, is_node: bool) -> None:
-        """See `Embedded`."""
-        self._asking.by_node = is_node
+        if copy is None or not copy.serves or copy.group.stopped is not None:
+            return False
+        return copy.serves_caller(self._asker.at_least(copy.name))
 
     def _rerouted(self, timeout_s: float | None, call: Callable[[], T]) -> T:
         """Ask again while partitions move: where they were, they are not any more."""
@@ -241,7 +243,7 @@ class Spread(Attached):
             try:
                 return call()
             except (PartitionNotHere, GroupStopped):
-                if getattr(self._asking, "by_node", False) or time.monotonic() >= ends_at:
+                if self._asker.by_node or time.monotonic() >= ends_at:
                     raise
                 self.check()
                 time.sleep(_MOVED_S)
@@ -282,6 +284,8 @@ class Spread(Attached):
                         ca=self.node.tls.ca,
                         of_node=True,
                         secret=self.node.tokens_of_callers.own,
+                        lineages=self.lineages,
+                        asker=lambda: self._asker,
                     )
                 except (Unavailable, OtherDatabase, *_REFUSED) as error:
                     why = error.message
@@ -478,7 +482,7 @@ class Spread(Attached):
                     yield batches
             except LowmarkError as error:
                 # A copy that went in the middle: the rest is read where the partition is now.
-                if self._is_here(table, partition) or getattr(self._asking, "by_node", False):
+                if self._is_here(table, partition) or self._asker.by_node:
                     raise
                 moved = isinstance(error, PartitionNotHere | GroupStopped)
                 if not moved and not self._has_moved(table, partition):
@@ -689,7 +693,7 @@ class Spread(Attached):
         gone = [] if kept is None else [one for one in kept.followed if self._is_gone(one)]
         if kept is None or not gone:
             return super().wait(hold, timeout_s, seen=seen)
-        if getattr(self._asking, "by_node", False):
+        if self._asker.by_node:
             raise PartitionNotHere(gone[0].table, gone[0].number)
         if parts is None:
             parts = self._parts.setdefault(hold.number, _Parts(held=kept.held))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from lowmark.catalog import TableId
 from lowmark.errors import LowmarkError
@@ -31,6 +31,23 @@ class Numbered(NamedTuple):
     room: memoryview
     """The command, with room in front of it for what the log adds; its receiver may write there."""
     done: Callable[[Answer], None]
+
+
+class Asker(NamedTuple):
+    """Who asks what a thread asks next."""
+
+    by_node: bool = False
+    """Whether another node does, for one of its clients."""
+    lineages: Mapping[str, int] | None = {}
+    """What it has seen; None: it is of an earlier release, and says nothing of that."""
+
+    def at_least(self, group: str) -> int:
+        """The lineage that it has seen of a group."""
+        return self.lineages.get(group, 0) if self.lineages else 0
+
+
+NOBODY: Final = Asker()
+"""A program in this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +119,14 @@ class BatchRange:
     """The first offset of the first one: where they are found if they have moved."""
     places: tuple[int, ...]
     """Where they stand in the log."""
+    lineage: int = 0
+    """Of the view that names them."""
 
     @classmethod
     def of(cls, view: View, low: int, high: int) -> BatchRange:
         """The batches of a view from position `low` to before `high`."""
-        return cls(int(view.columns.first[low]), tuple(view.places[low:high].tolist()))
+        places = tuple(view.places[low:high].tolist())
+        return cls(int(view.columns.first[low]), places, view.lineage)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,8 @@ class Known(NamedTuple):
 
     first: int
     place: int
+    lineage: int = 0
+    """Of the view: in another one, another batch may have the same offset and place."""
 
     @classmethod
     def of(cls, view: View | None) -> Known | None:
@@ -28,17 +30,21 @@ class Known(NamedTuple):
         if view is None or not view.count:
             return None
         last = view.count - 1
-        return cls(int(view.columns.first[last]), int(view.columns.place[last]))
+        return cls(int(view.columns.first[last]), int(view.columns.place[last]), view.lineage)
+
+    def said(self) -> tuple[int, ...]:
+        """As it travels: a server of an earlier release, which knows no resets, takes two."""
+        return self if self.lineage else self[:2]
 
 
 def since(view: View, known: Known | None) -> tuple[int | None, View]:
     """The first offset of the view's first batch, and the batches behind the one that is known;
     None and all of it, if that one is not there.
     """
-    if known is None or not view.count:
+    if known is None or not view.count or known.lineage != view.lineage:
         return None, view
     at = int(np.searchsorted(view.first, np.uint64(known.first)))
-    if at >= view.count or (int(view.first[at]), int(view.places[at])) != known:
+    if at >= view.count or (int(view.first[at]), int(view.places[at])) != known[:2]:
         return None, view
     arrays: list[Any] = [column[at + 1 : view.count] for column in view.columns]
     columns = Columns(*arrays)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
 from immutables import Map
 
@@ -480,6 +480,38 @@ class RenameColumn:
                 raise _taken(catalog.name_of(table), self.to, other.name)
         columns = _with(table, replace(column, name=self.to))
         return _changed(catalog, table, columns, TableChange.COLUMN_RENAMED)
+
+    @classmethod
+    def several(cls, names: Mapping[str, str], *, table: str, schema: str) -> list[Self]:
+        """Commands that rename columns as one change: `names` maps the names of before to those of
+        after. A column is renamed after the one whose name it takes; where columns take each
+        other's names, one of them has another name in between.
+        """
+        left, commands = dict(names), list[Self]()
+        while left:
+            name = next((one for one in left if not _waits(one, left)), None)
+            if name is not None:
+                to = left.pop(name)
+            else:  # a circle: with one of them aside, the others can go one after another
+                name = next(iter(left))
+                to = _aside(names)
+                left[to] = left.pop(name)
+            commands.append(cls(table=table, column=name, to=to, schema=schema))
+        return commands
+
+
+def _waits(name: str, left: Mapping[str, str]) -> bool:
+    """Whether another column that is still to be renamed has the name that this one gets."""
+    to = left[name].casefold()
+    return any(other.casefold() == to for other in left if other != name)
+
+
+def _aside(names: Mapping[str, str]) -> str:
+    """A name that is none of these, nor what people call a column."""
+    known, aside = {one.casefold() for one in (*names, *names.values())}, "(renamed)"
+    while aside in known:
+        aside += "_"
+    return aside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,7 +69,7 @@ SUMMARIES = {
     "zone": (
         "Manage zones: the nodes of partitions, how many replicas they have, how soon they move."
     ),
-    "node": "List, drain and remove the nodes of a cluster.",
+    "node": "List, drain, remove and replace the nodes of a cluster.",
     "rebalance": "Show, plan, pause, limit and cancel moves of partitions between nodes.",
     "partition": (
         "List partitions with their nodes and leaders; reset or rebuild copies after a loss."

@@ -1,4 +1,6 @@
-"""`lowmark node`: the nodes of a cluster; have all partitions leave one, and take it out."""
+"""`lowmark node`: the nodes of a cluster; have all partitions leave one, take it out, or have
+another one take the place of one that is lost.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +43,10 @@ NameArgument = Annotated[str, typer.Argument(metavar="NODE", help="The node's na
 
 @app.callback()
 def node(ctx: typer.Context) -> None:
-    """List, drain and remove the nodes of a cluster.
+    """List, drain, remove and replace the nodes of a cluster.
 
-    To take a node out for good: drain it, remove it, stop its process.
+    To take a node out for good: drain it, remove it, stop its process. Of one that is lost with its
+    disk, have another machine take the place: replace it.
     """
     help_if_bare(ctx)
 
@@ -237,3 +240,49 @@ def remove(name: NameArgument, node: NodeOption = None, as_json: Json = False) -
     print("its data directory can't be used to join again; give a new node an empty one")
     if done.keep:
         print(f"warning: keep {done.keep}: the ledgers of the cluster are there")
+
+
+@app.command()
+def replace(
+    name: NameArgument,
+    data: Annotated[
+        str,
+        typer.Option(
+            "--data", metavar="PATH", help="The new node's data directory, on this machine; empty."
+        ),
+    ] = "",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show what it leaves behind; from any machine.")
+    ] = False,
+    gone: Annotated[
+        bool,
+        typer.Option(
+            "--gone", help="You made sure that it is off: do not try whether its addresses answer."
+        ),
+    ] = False,
+    node: NodeOption = None,
+    as_json: Json = False,
+) -> None:
+    """Have a new node take the place of one that is lost with its disk.
+
+    Give the command on the new machine. It shows what the lost node leaves behind, and writes into
+    the directory whose place the new node takes: its name, its rack, its attributes, and its copies
+    of partitions and of the metastore. Then start the new node in that directory with `lowmark
+    serve --join`, as you would any new one. Its first start takes the lost node out of the cluster
+    and the new one in, in one step. Until then nothing has changed, and you may delete the
+    directory. Whatever is interrupted, give the same command again, or start the same directory
+    again.
+
+    It is refused while the lost node is up, or was heard a moment ago, and while partitions have no
+    majority without it: these are listed, with what to do. If the lost machine comes back with its
+    old directory, it is refused, and its rows count for nothing.
+
+    With --json, one object: node, number, cluster, address, endpoint, rack, attributes, voter,
+    zones, partitions, bytes, losses (table, partition, only, left, down, dropped, hint), ledgers,
+    join, tokens, refused, detail, hint, data, new_number. Exit code 1 if it is refused.
+
+    Example: lowmark node replace n2 --data ./n2 --node 127.0.0.1:6570
+    """
+    from lowmark.cli.node_replace import replace_node  # noqa: PLC0415 (the others don't need it)
+
+    replace_node(name, data, dry_run=dry_run, gone=gone, node=node, as_json=as_json)

@@ -122,7 +122,8 @@ def serve(
     """Run a node, until Ctrl-C or SIGTERM.
 
     Without --join, a new data directory founds a cluster. One that belongs to a cluster goes back
-    to it by itself; with --join, only if that names a node of the same cluster.
+    to it by itself; with --join, only if that names a node of the same cluster. One that `lowmark
+    node replace` has prepared takes the place of a lost node.
 
     The data directory keeps name, rack and attributes: a start without them has those of the last
     one. Another --rack changes it, and may move replicas; --rack "" takes it away. --attribute

@@ -529,8 +529,8 @@ def _alterations(
             commands.append(wider)
         if drop:
             commands.append(DropColumns(table=table, schema=schema, columns=tuple(drop)))
-        for column, to in _pairs(rename, "--rename").items():
-            commands.append(RenameColumn(table=table, schema=schema, column=column, to=to))
+        renames = _pairs(rename, "--rename")
+        commands += RenameColumn.several(renames, table=table, schema=schema)
         if add:
             columns = tuple(column for text in add for column in parse_columns(text))
             commands.append(AddColumns(table=table, schema=schema, columns=columns))

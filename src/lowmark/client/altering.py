@@ -48,8 +48,8 @@ def alterations(
     names = (drop,) if isinstance(drop, str) else tuple(many(drop or (), "drop"))
     if names:
         commands.append(DropColumns(table=name, schema=schema, columns=tuple(map(_name, names))))
-    for column, to in _mapping(rename, "rename").items():
-        commands.append(RenameColumn(table=name, schema=schema, column=column, to=_name(to)))
+    renames = {_name(column): _name(to) for column, to in _mapping(rename, "rename").items()}
+    commands += RenameColumn.several(renames, table=name, schema=schema)
     if add is not None and (columns := columns_of(add, ())):
         commands.append(AddColumns(table=name, schema=schema, columns=columns))
     if wanted := _mapping(options, "options"):

@@ -245,6 +245,7 @@ class ChangesReader(PastReader):
                 start = self._starts[part.partition]
                 if start < _end(part):
                     for batch in self._changes(part, start):
+                        self._check_of_now(part)
                         if batch.num_rows:
                             yield batch
                         if not self._goes_on():

@@ -153,6 +153,7 @@ class AsOfReader(PastReader):
                 if not self._goes_on():
                     return
                 for batch in self._survivors(part):
+                    self._check_of_now(part)
                     if self._left is not None:
                         batch = batch.slice(0, self._left)
                         self._left -= batch.num_rows
@@ -172,7 +173,11 @@ class AsOfReader(PastReader):
             self.close()
 
     def _check_held(self) -> None:
-        """Raise if what was given may not be all: the watermark has passed the time meanwhile."""
+        """Raise if what was given may not be all: the watermark has passed the time meanwhile, or
+        a partition was reset.
+        """
+        for part in self._parts:
+            self._check_of_now(part)
         if self._history is None:
             return
         try:

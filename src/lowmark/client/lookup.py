@@ -18,13 +18,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import eq
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lowmark.backend.errors import BatchesMoved, RowsLost
+from lowmark.backend.errors import BatchesMoved, PartitionReset, RowsLost
 from lowmark.backend.ledgers import Ledgers, OpenLedger
 from lowmark.backend.port import Backend
 from lowmark.backend.values import BatchRange, Found
@@ -78,6 +78,10 @@ class _Indexed:
         self.lock = threading.Lock()
 
 
+_Place: TypeAlias = tuple[int, int, int]
+"""Of a batch: its partition, its first offset, and the lineage of the view that names it."""
+
+
 class _Cache:
     """Decoded batches, the least recently used first. Those that are wholly below their partition's
     cut are let go of, for no look-up asks for them again.
@@ -86,13 +90,13 @@ class _Cache:
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._lock = threading.Lock()
-        self._batches: OrderedDict[tuple[int, int], list[pa.Array]] = OrderedDict()
-        self._sizes: dict[tuple[int, int], int] = {}
+        self._batches: OrderedDict[_Place, list[pa.Array]] = OrderedDict()
+        self._sizes: dict[_Place, int] = {}
         self._starts: dict[int, int] = {}
         """The cut of each partition up to which batches were let go."""
         self.bytes = 0
 
-    def get(self, key: tuple[int, int]) -> list[pa.Array] | None:
+    def get(self, key: _Place) -> list[pa.Array] | None:
         columns = self._batches.get(key)
         if columns is not None:
             try:  # noqa: SIM105 - a look-up is so quick that `suppress` counts
@@ -101,7 +105,7 @@ class _Cache:
                 pass  # another thread has let it go just now
         return columns
 
-    def put(self, key: tuple[int, int], columns: list[pa.Array], size: int, *, start: int) -> None:
+    def put(self, key: _Place, columns: list[pa.Array], size: int, *, start: int) -> None:
         """Keep a batch; `start`: where the backlog of its partition begins by now."""
         with self._lock:
             if start > self._starts.get(key[0], 0):
@@ -117,7 +121,7 @@ class _Cache:
     def _let_go_below(self, partition: int, start: int) -> None:
         self._starts[partition] = start
         for key in list(self._sizes):
-            number, first = key
+            number, first, _ = key
             if number == partition and first + len(self._batches[key][0]) <= start:
                 del self._batches[key]
                 self.bytes -= self._sizes.pop(key)
@@ -194,13 +198,13 @@ class Lookup:
         if indexed is not None:
             index = indexed.index  # before the view: then it names nothing that the view has not
             view = self.backend.view(self.table.id, number, latest=True)
-            if index.end >= view.end:
+            if index.end >= view.end and index.lineage == view.lineage:
                 place = index.find(form.hash_one(key, _SEED))
                 if place is None or place.offset < view.start:
                     return self._row_in_ledger(number, view, key, values)
                 at = view.batch_at(place.offset)
                 first = int(view.columns.first[at])
-                columns = self._cache.get((number, first))
+                columns = self._cache.get((number, first, view.lineage))
                 if columns is not None and not place.deleted:
                     at = place.offset - first
                     row = {
@@ -221,7 +225,7 @@ class Lookup:
             return None
         try:
             found = self._in_ledger(number, view, key)
-        except BatchesMoved:
+        except (BatchesMoved, PartitionReset):
             found = self.find(values)
         return None if found is None else found.row
 
@@ -243,7 +247,7 @@ class Lookup:
                 if not self._has(found, key):
                     other = self._scan(indexed.partition, view, key)
                     return self._in_ledger(number, view, key) if other is None else other
-            except BatchesMoved:
+            except (BatchesMoved, PartitionReset):
                 continue
             return found[0]
 
@@ -326,7 +330,7 @@ class Lookup:
 
     def _batch(self, partition: int, view: View, at: int, first: int) -> list[pa.Array]:
         """A batch as the table's columns are now: deletes with their key, and null elsewhere."""
-        key = (partition, first)
+        key = (partition, first, view.lineage)
         found = self._cache.get(key)
         if found is None:
             (command,) = self._fetch(partition, view, at, at + 1)
@@ -351,7 +355,7 @@ class Lookup:
             while True:
                 try:
                     self._fill(indexed, keys, hashes, mine, rows)
-                except BatchesMoved:
+                except (BatchesMoved, PartitionReset):
                     continue
                 break
         return rows
@@ -425,13 +429,16 @@ class Lookup:
         """
         index = indexed.index
         view = self._view(indexed.partition)
-        if index.end >= view.end:
+        if index.end >= view.end and index.lineage == view.lineage:
             return index, view
         with indexed.lock:
             index = indexed.index
             view = self._view(indexed.partition)
+            if index.lineage != view.lineage:  # what is indexed may not be in this one
+                index = KeyIndex(lineage=view.lineage)
             if index.end < view.end:
-                index = indexed.index = self._caught_up(indexed, index, view)
+                index = self._caught_up(indexed, index, view)
+            indexed.index = index
             return index, view
 
     def _caught_up(self, indexed: _Indexed, index: KeyIndex, view: View) -> KeyIndex:

@@ -32,6 +32,7 @@ from lowmark.backend.errors import (
     BatchesMoved,
     HoldUnknown,
     PackageMissing,
+    PartitionReset,
     ReaderEnded,
     RowsLost,
 )
@@ -43,6 +44,7 @@ from lowmark.catalog import Table, TableId
 from lowmark.client.edges import edge
 from lowmark.convert.pythonic import convert_rows, converts_of
 from lowmark.errors import Conflict, LowmarkError, Rejected, Unavailable, invariant
+from lowmark.ids import group_name
 from lowmark.ledger import Lost
 from lowmark.runtime import Buffer
 from lowmark.table import (
@@ -437,6 +439,12 @@ class Reader:
             self._check_there()
             raise
 
+    def _check_of_now(self, part: PartitionReader) -> None:
+        """Give nothing of a view if a later reset is known: a partition is read of one lineage."""
+        lineages = self._backend.lineages
+        if lineages and lineages.of(group_name(self._table, part.partition)) > part.view.lineage:
+            raise PartitionReset(self._table, part.partition, at=part.at)
+
     def _check_there(self) -> None:
         """Raise if the table was dropped: that says more than what became of its partitions."""
         if self._reading.newest is not None:
@@ -445,7 +453,11 @@ class Reader:
     def _next(self, part: PartitionReader) -> Iterator[pa.RecordBatch]:
         """The next batches of a partition: as many as are read in one go."""
         if part.end is None:
-            part.view = self._look(part)
+            newer = self._look(part)
+            if not part.view.goes_on_in(newer, part.at):
+                raise PartitionReset(self._table, part.partition, at=part.at)
+            part.view = newer
+        self._check_of_now(part)
         view, end = part.view, part.end if part.end is not None else part.view.end
         if self._reading.compacted:
             yield from self._from_ledger(part, end)
@@ -511,6 +523,7 @@ class Reader:
         self._skip_expired(part, min(ledger.manifest.expired, stop))
         shape, where = self._reading.shape, self._reading.where
         for batch, offsets in ledger.batches(shape, start=part.at, end=stop, where=where):
+            self._check_of_now(part)
             part.at, part.offsets, part.given = int(offsets[-1]) + 1, offsets, True
             yield batch
         part.at, part.offsets = max(part.at, stop), None

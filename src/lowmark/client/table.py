@@ -235,8 +235,9 @@ class Table:
         `add` takes columns as `create_table` does; they come last, and older rows show null in
         them, or the default of a `NewColumn`. `drop` names columns, `rename` maps old names to
         new ones, `widen` maps names to types that hold more; all by the names that columns have
-        before. Options that are None go back to their defaults. The number of partitions never
-        changes: another one than the table has is refused (`PartitionsFixed`).
+        before, so columns may take each other's names. Options that are None go back to their
+        defaults. The number of partitions never changes: another one than the table has is refused
+        (`PartitionsFixed`).
         """
         table = self._current()
         catalog = self._backend.catalog()

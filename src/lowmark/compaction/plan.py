@@ -157,6 +157,7 @@ def plan_partition(
         partition=partition,
         base_epoch=ledger.epoch if ledger is not None else 0,
         base=ledger.manifest if ledger is not None else "",
+        lineage=view.lineage,
         low=low,
         horizon=horizon,
         rows=horizon - low,

@@ -60,7 +60,9 @@ class Publisher:
             return self.trimmed(
                 msgspec.structs.replace(plan, manifest=own.manifest, horizon=own.horizon)
             )
-        if now.refuses(done.deletes_below):
+        # After a reset, what was read may not be what the partition has.
+        reset = len({plan.lineage, before.view.lineage, now.view.lineage}) > 1
+        if reset or now.refuses(done.deletes_below):
             return PartitionPlan(partition=number)  # anew, from the start
         pointer = Pointer(
             manifest=done.manifest,
@@ -69,6 +71,7 @@ class Publisher:
             digest=done.digest,
             deletes_below=max(done.deletes_below, now.deletes_gone),
             run=self._context.run,
+            lineage=plan.lineage,
         )
         self._context.step(f"publish partition {number}")
         said = Expected.published(table, number, pointer)
@@ -101,9 +104,13 @@ class Publisher:
         return pointer if pointer.manifest == adopted.manifest else None
 
     def adopt(self, number: int, pointer: Pointer) -> bool:
-        """Have a partition read from a ledger that was published; False if a reader needs more."""
+        """Have a partition read from a ledger that was published; False if a reader needs more, or
+        if the partition was reset since: the ledger may have other rows.
+        """
         said = Expected.published(self._table, number, pointer)
         read_manifest(self._store, pointer.manifest, said)  # whatever lies there now
+        if self._backend.view(self._table, number, latest=True).lineage != pointer.lineage:
+            return False
         adopt = Adopt(
             pointer.epoch,
             pointer.manifest,

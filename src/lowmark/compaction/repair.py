@@ -462,6 +462,7 @@ def _plan(number: int, remedy: _Remedy) -> PartitionPlan:
     return PartitionPlan(
         partition=number,
         base_epoch=adopted.epoch if adopted is not None else 0,
+        lineage=view.lineage,
         low=low,
         horizon=horizon,
         rows=horizon - low if folds else 0,
@@ -507,14 +508,15 @@ def reconcile_ledgers(context: RunContext) -> list[Reconciled]:
     table = context.table.id
     found: dict[int, tuple[Adopted | None, SeenPointer, Pointer | None]] = {}
     for number in sorted(context.partitions):
-        adopted = context.backend.views(table, [number])[number].ledger
+        view = context.backend.views(table, [number])[number]
+        adopted = view.ledger
         # Looked up after that: what it has adopted was published before, if all is well.
         seen = context.records.pointer(table, number)
         wrong = adopted is not None and not _follows(adopted, seen)
         found[number] = adopted, seen, None
         if wrong and adopted is not None:
             said = Expected.adopted(table, number, adopted)
-            found[number] = adopted, seen, _pointer(context.store, adopted, said)
+            found[number] = adopted, seen, _pointer(context.store, adopted, said, view.lineage)
     return [_reconciled(context, number, *one) for number, one in found.items()]
 
 
@@ -525,7 +527,7 @@ def _follows(adopted: Adopted, seen: SeenPointer) -> bool:
     return seen.epoch > adopted.epoch or seen.pointer.manifest == adopted.manifest
 
 
-def _pointer(store: Store, adopted: Adopted, said: Expected) -> Pointer:
+def _pointer(store: Store, adopted: Adopted, said: Expected, lineage: int) -> Pointer:
     """What a partition has adopted, as it was published; raises if its manifest can't be read."""
     manifest = read_manifest(store, adopted.manifest, said)
     return Pointer(
@@ -535,6 +537,7 @@ def _pointer(store: Store, adopted: Adopted, said: Expected) -> Pointer:
         digest=base64.b64encode(adopted.digest).decode(),
         deletes_below=adopted.deletes_below,
         run=manifest.made_by,
+        lineage=lineage,
     )
 
 

@@ -18,7 +18,13 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 
-from lowmark.backend.errors import BatchesMoved, HoldUnknown, OtherDatabase, SegmentsElsewhere
+from lowmark.backend.errors import (
+    BatchesMoved,
+    HoldUnknown,
+    OtherDatabase,
+    PartitionReset,
+    SegmentsElsewhere,
+)
 from lowmark.backend.remote import RemoteBackend
 from lowmark.backend.task_pass import KNOWN_S, to_show
 from lowmark.backend.values import BatchRange, ReadRange
@@ -102,7 +108,7 @@ class ServerBatches:
         try:
             for at in range(0, len(spans), _ASKED_MAX):
                 yield from self._some(spans[at : at + _ASKED_MAX])
-        except (BatchesMoved, HoldUnknown) as moved:
+        except (BatchesMoved, HoldUnknown, PartitionReset) as moved:
             raise SourceMoved(self._work.partition) from moved
 
     def _some(self, spans: Sequence[Span]) -> Iterator[Sequence[Buffer]]:
@@ -129,13 +135,16 @@ def _connected(work: Work) -> RemoteBackend:
         failed: LowmarkError
         for address in work.tail.addresses:
             try:
-                return RemoteBackend(
+                found = RemoteBackend(
                     address,
                     timeout_s=_CONNECT_S,
                     cluster=work.cluster,
                     ca=work.ca if os.path.exists(work.ca) else None,
                     secret=to_show(work.shows),
                 )
+                if work.tail.lineage:
+                    found.lineages.learn({work.tail.group: work.tail.lineage})
+                return found
             except PassEnded as error:  # a node may not have heard of it yet
                 if time.monotonic() >= known_by:
                     raise

@@ -67,7 +67,7 @@ class ChangeStreamReader(StreamReader):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Where the next batch ends."""
         self._check(start)
-        starts = offsets_in(start)
+        starts = self._after_resets(start, self._views())
         self._hold(start[CURSOR], starts)
         if self._history is None:
             self._keep(start.get(VERSION))
@@ -92,7 +92,7 @@ class ChangeStreamReader(StreamReader):
             if self._until is not None:
                 self._end_run()
             return start
-        return self._offset(start[CURSOR], ends) | {VERSION: until}
+        return self._offset(start[CURSOR], ends, views, start) | {VERSION: until}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """What tasks of a batch read: a partition each."""

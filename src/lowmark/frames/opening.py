@@ -2,13 +2,14 @@
 
 A process that Spark starts knows the addresses that the user has named. One of them is enough for
 it to learn of the other nodes of the cluster, and what it sends to tasks has them all: so a task
-finds a node though the one that was named is away by then.
+finds a node though the one that was named is away by then. In the same way it has what was heard of
+resets, so that no task is answered by nodes that a reset has left behind.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -36,6 +37,8 @@ class Part(InputPartition):
 
     nodes: str = field(default="", kw_only=True)
     """All nodes that were known when it was planned, with commas between."""
+    resets: Mapping[str, int] | None = field(default=None, kw_only=True)
+    """What was heard of resets by then."""
     shows: str = field(default="", kw_only=True, repr=False)
     """The pass that the task shows; empty: none, or a token of its environment."""
 
@@ -44,8 +47,9 @@ P = TypeVar("P", bound=Part)
 
 
 def knowing(options: Options, database: Database) -> Options:
-    """The same, with all nodes that are known now."""
+    """The same, with all nodes that are known now, and what was heard of resets."""
     backend = database.backend
+    options = replace(options, resets=dict(options.resets or {}) | backend.lineages.known())
     if not options.node or not isinstance(backend, RemoteBackend):
         return options
     return replace(options, node=",".join(backend.addresses))
@@ -57,17 +61,18 @@ def planned(
     """Parts, for tasks to open by `opened_for`. `shows`: the pass that they show, if the caller
     has one for them.
     """
-    nodes = knowing(options, database).node
+    known = knowing(options, database)
     if shows is None:
         shows = shown_by_tasks(database, options.table, Right.READ) if parts else ""
     for part in parts:
-        part.nodes, part.shows = nodes, shows
+        part.nodes, part.shows, part.resets = known.node, shows, known.resets
     return list(parts)
 
 
 def opened_for(part: Part, options: Options) -> Database:
     """The database of a task."""
-    return opened(replace(options, node=part.nodes or options.node), shows=part.shows)
+    known = replace(options, node=part.nodes or options.node, resets=part.resets)
+    return opened(known, shows=part.shows)
 
 
 def opened(options: Options, *, writes: bool = False, shows: str = "") -> Database:
@@ -77,10 +82,13 @@ def opened(options: Options, *, writes: bool = False, shows: str = "") -> Databa
     stream lasts as long as that, and `writes`: it may own one that no other process has open.
     """
     if options.node:
-        return _connected(options.node, shows)
-    if writes:
-        return access.open_database(options.path, create=False)
-    return access.open_database(options.path, read_only=True)
+        database = _connected(options.node, shows)
+    elif writes:
+        database = access.open_database(options.path, create=False)
+    else:
+        database = access.open_database(options.path, read_only=True)
+    database.backend.lineages.learn(options.resets or {})
+    return database
 
 
 def _connected(node: str, shows: str) -> Database:

@@ -35,6 +35,8 @@ formats, where these have one.
     minPartitions       how many tasks a read has at least
     fromOffsets         of a table as of a time, only rows from these offsets on, and no other
                         partitions: {"0": 17}; this is how `table` reads what is in no ledger
+    knownResets         what `table` has heard of resets of groups (`group.lineages`): its tasks are
+                        not answered by nodes that a reset has left behind
     cursor              the name of a stream's cursor; drawn, if not given. A new query begins where
                         the cursor of that name stands, if there is one, whatever its start says
     cursor.idle_expiry  how long a stream's cursor holds the log after its query was last heard of;
@@ -109,6 +111,7 @@ _KNOWN: Final = {
     "preimages": "preimages",
     "net": "net",
     "fromoffsets": "fromOffsets",
+    "knownresets": "knownResets",
     "failonmissingcolumns": "failOnMissingColumns",
     "txnappid": "txnAppId",
     "txnversion": "txnVersion",
@@ -169,6 +172,8 @@ class Options:
     net: bool = False
     firsts: Mapping[int, int] | None = None
     """Of a table as of a time: only these partitions, and of each the rows from an offset on."""
+    resets: Mapping[str, int] | None = None
+    """What was heard of resets where this was planned."""
     stream_only: tuple[str, ...] = ()
     """Options that were given and are for streams."""
     write_name: str = ""
@@ -230,6 +235,7 @@ class Options:
             firsts=_offsets("fromOffsets", named["fromOffsets"])
             if "fromOffsets" in named
             else None,
+            resets=_resets(named.get("knownResets")),
             stream_only=tuple(name for name in _OF_STREAM if name in named),
         )
 
@@ -451,6 +457,17 @@ def _offsets(name: str, text: str | None) -> dict[int, int] | None:
         raise OptionRefused(
             f"{name} can't be {text!r}",
             hint='Give earliest, latest, or offsets by partition: {"0": 17, "1": -2}.',
+        ) from error
+
+
+def _resets(text: str | None) -> dict[str, int] | None:
+    if text is None:
+        return None
+    try:
+        return {str(group): _natural(at) for group, at in json.loads(text).items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise OptionRefused(
+            f"knownResets can't be {text!r}", hint="Leave it out: it is for frames that we make."
         ) from error
 
 

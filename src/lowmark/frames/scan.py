@@ -156,6 +156,8 @@ def _source(
     made = made.option("versionAsOf", str(time))
     if firsts is not None:
         made = made.option("fromOffsets", json.dumps(firsts))
+    if options.resets:
+        made = made.option("knownResets", json.dumps(dict(options.resets)))
     return made.load()
 
 

@@ -44,7 +44,9 @@ def shown_by_tasks(database: Database, table: str, right: Right, *, what: str = 
     if application is not None:
         nodes = ",".join(backend.addresses)
         try:
-            ask(application, Kept(secret.digest().hex(), nodes, backend.ca, number, right))
+            digest = secret.digest().hex()
+            kept = Kept(digest, nodes, backend.ca, number, right, ends=bool(what))
+            ask(application, kept)
         except (OSError, Rejected) as error:
             # Executors may have a token. If not, tasks are let in for minutes, and hear why then.
             logger.warning("a pass will not be renewed", extra={"reason": str(error)})

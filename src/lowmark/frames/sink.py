@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
@@ -46,6 +46,7 @@ from lowmark.frames.columns import arrow_schema
 from lowmark.frames.errors import CatalogTable, ColumnsMissing, ModeRefused
 from lowmark.frames.opening import check_writable, knowing, opened
 from lowmark.frames.options import Options, placed_at
+from lowmark.group import Lineages
 from lowmark.tokens import Right
 
 if TYPE_CHECKING:
@@ -67,8 +68,12 @@ _TOGETHER_BYTES: Final = 16 << 20
 class _Message(WriterCommitMessage):
     """What a task has staged, and for which query."""
 
-    def __init__(self, query: str, node: str, staged: Staged | None) -> None:
+    def __init__(
+        self, query: str, node: str, staged: Staged | None, resets: Mapping[str, int]
+    ) -> None:
         self.query = query
+        self.resets = resets
+        """What the task has heard of resets: its rows are staged where these are."""
         self.node = node
         """All nodes that are known: where the commit may be made, if the one named is away."""
         self.staged = staged
@@ -215,7 +220,7 @@ def _staged(
     number = attempt_number(family, context.taskAttemptId())
     first = next((batch for batch in batches if batch.num_rows), None)
     if first is None:
-        return _Message(query, options.node, None)
+        return _Message(query, options.node, None, {})
     with (
         opened(options, writes=True, shows=shows) as database,
         (table := database[options.table]).stage(number=number) as stage,
@@ -227,7 +232,8 @@ def _staged(
             row = together.row(error.row, table.key or table.schema.names)
             error.detail = f"It is of partition {context.partitionId()} of the frame: {row}."
             raise
-        return _Message(query, options.node, stage.staged())
+        staged = stage.staged()
+        return _Message(query, options.node, staged, database.backend.lineages.known())
 
 
 class _Together(Iterator[pa.RecordBatch]):
@@ -304,9 +310,13 @@ def _discard(
 
 
 def _known(options: Options, messages: Sequence[WriterCommitMessage | None]) -> Options:
-    """With all nodes that tasks knew of."""
+    """With all nodes that tasks knew of, and all resets."""
     found = {one.node for one in messages if isinstance(one, _Message) and one.node}
-    return replace(options, node=min(found, default=options.node))
+    lineages = Lineages(options.resets)
+    for one in messages:
+        if isinstance(one, _Message):
+            lineages.learn(one.resets)
+    return replace(options, node=min(found, default=options.node), resets=lineages.known())
 
 
 def _of(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:

@@ -23,6 +23,11 @@ same (`failOnDataLoss`).
 
 Spark says that a batch is done when it plans the next one, so the cursor is a batch behind.
 
+A checkpoint also has, for each partition, the time of the batch before its offset (`marks`), and
+which reset of the partition that is of (`resets`). After another reset, offsets may be of other
+rows: the query goes on if the batch before is the same one, and else ends by name
+(`PartitionReset`), unless `failOnDataLoss` is false.
+
 A cursor is of one query. If two have named the same one, it holds only what the faster one needs;
 the other finds, when a batch is done, that its cursor is not where it has left it, and ends
 (`CursorShared`). No row is passed over by that: each query goes by its own checkpoint.
@@ -51,7 +56,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from lowmark.backend.errors import PartlyMade
+from lowmark.backend.errors import PartitionReset, PartlyMade
 from lowmark.client import Database, GapFound, Table, TableCursor
 from lowmark.errors import LowmarkError, Unavailable
 from lowmark.faces import deferred
@@ -62,6 +67,7 @@ from lowmark.frames.opening import P, opened, planned
 from lowmark.frames.options import IDLE_EXPIRY_MS, Options
 from lowmark.frames.positions import Stretch, offsets_of, stretches, views_of
 from lowmark.frames.reading import checked_reader, log_rows
+from lowmark.ids import group_name
 from lowmark.table import CursorExpired, CursorMovesBack, CursorUnknown, MembersBehind, View
 from lowmark.tokens import Right
 
@@ -73,6 +79,7 @@ else:  # a task makes no pass
 logger = logging.getLogger(__name__)
 
 CURSOR, TABLE, OFFSETS = "cursor", "table", "offsets"
+MARKS, RESETS = "marks", "resets"
 RENEWS_S: Final = 600.0
 """So often a stream says that it is there; more often, if its cursor expires soon."""
 RETRIES_S: Final = 5.0
@@ -107,6 +114,8 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Where this process has seen its cursor last; None: it has not looked."""
         self._planned = False
         """Whether a batch was planned here."""
+        self._compared = False
+        """Whether a place of the checkpoint was compared with what partitions have."""
 
     def __getstate__(self) -> dict[str, object]:
         # A task opens it by itself, and gets its pass with what it reads.
@@ -239,9 +248,9 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Where the next batch ends."""
         self._check(start)
-        starts = offsets_in(start)
-        self._hold(start[CURSOR], starts)
         views = self._views()
+        starts = self._after_resets(start, views)
+        self._hold(start[CURSOR], starts)
         # A partition that its copies lead from elsewhere by now has all that was acknowledged. And
         # whatever it has: a batch never ends before it begins.
         ends = {number: max(view.end, starts.get(number, 0)) for number, view in views.items()}
@@ -256,11 +265,12 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
             ends = fewer_rows(starts, ends, limit.max_rows)
         if self._options.bytes_max is not None:
             ends = fewer_bytes(starts, ends, views, self._options.bytes_max)
-        return self._offset(start[CURSOR], ends)
+        return self._offset(start[CURSOR], ends, views, start)
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where the log ends, for the lag in the query's progress."""
-        return self._offset("", {number: view.end for number, view in self._views().items()})
+        views = self._views()
+        return self._offset("", {number: view.end for number, view in views.items()}, views)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """What tasks of a batch read."""
@@ -275,9 +285,13 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
             self._given = Given(self._open().backend, Right.READ, self._table().descriptor.id)
         return planned(parts, self._options, self._open(), shows=self._given.shown)
 
-    def _starts(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> dict[int, int]:
+    def _starts(self, start: dict[str, Any], end: Mapping[str, Any]) -> dict[int, int]:
         """Where a batch begins, whose rows are held, and whose columns are there."""
         self._planned = True
+        if not self._compared or self._open().backend.lineages:
+            views = self._views()
+            self._after_resets(end, views)
+            start = start | {OFFSETS: self._after_resets(start, views)}
         checked_reader(self._table(), self._options, self._schema, running=True).close()
         again = end[CURSOR] != start[CURSOR]
         starts = self._starts_again(end[CURSOR]) if again else offsets_in(start)
@@ -301,6 +315,8 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def commit(self, end: dict[str, Any]) -> None:
         """What lies before the end of a batch is needed no more."""
         table, cursor, offsets = self._table(), end[CURSOR], offsets_in(end)
+        if self._open().backend.lineages:
+            offsets = self._after_resets(end, self._views())
         try:
             table.cursors.commit(cursor, offsets)
             self._stands = offsets
@@ -381,16 +397,59 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def _views(self) -> dict[int, View]:
         return views_of(self._open(), self._table())
 
-    def _offset(self, cursor: str, offsets: Mapping[int, int]) -> dict[str, Any]:
-        """A place, as the checkpoint has it."""
+    def _offset(
+        self,
+        cursor: str,
+        offsets: Mapping[int, int],
+        views: Mapping[int, View] | None = None,
+        before: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """A place, as the checkpoint has it. Where it is the one before, it is said as before:
+        Spark takes another text for rows that have come.
+        """
+        views = self._views() if views is None else views
+        known, marks = before or {}, dict[str, int]()
         places = {str(number): at for number, at in sorted(offsets.items())}
-        return {CURSOR: cursor, TABLE: self._table().descriptor.id, OFFSETS: places}
+        for number, at in places.items():
+            mark = mark_of(views[int(number)], at)
+            if known.get(OFFSETS, {}).get(number) == at:
+                mark = known.get(MARKS, {}).get(number)
+            if mark is not None:
+                marks[number] = mark
+        resets = {str(number): view.lineage for number, view in views.items() if view.lineage}
+        place = {CURSOR: cursor, TABLE: self._table().descriptor.id, OFFSETS: places, MARKS: marks}
+        return place | ({RESETS: resets} if resets else {})
 
     def _check(self, offset: Mapping[str, Any]) -> None:
-        """Refuse a place in a table that was dropped: the new one of that name has other rows."""
+        """Refuse a place in a table that was dropped: the new one of that name has other rows. Hear
+        what the checkpoint knows of resets.
+        """
         table = self._table()
         if offset[TABLE] != table.descriptor.id:
             raise OtherTable(table.name)
+        resets = offset.get(RESETS, {}).items()
+        known = {group_name(table.descriptor.id, int(number)): at for number, at in resets}
+        self._open().backend.lineages.learn(known)
+
+    def _after_resets(self, offset: Mapping[str, Any], views: Mapping[int, View]) -> dict[int, int]:
+        """The offsets of a place; refused, if it may be behind rows that only lost copies had."""
+        self._compared = True
+        table, resets = self._table().descriptor.id, offset.get(RESETS, {})
+        offsets = offsets_in(offset)
+        for number, at in offsets.items():
+            view = views[number]
+            mark = offset.get(MARKS, {}).get(str(number))
+            same = mark is not None and mark_of(view, at) == mark
+            if not at or same or view.lineage == resets.get(str(number), 0):
+                continue
+            if self._options.fail_on_loss:
+                raise PartitionReset(table, number, at=at)
+            logger.warning(
+                "a partition was reset, and its rows may not be those that the stream has read",
+                extra={"table": self._options.table, "partition": number, "offset": at},
+            )
+            offsets[number] = min(at, view.end)
+        return offsets
 
     def _cursor_at(self, name: str) -> dict[int, int] | None:
         """Where a cursor stands, if all partitions have it."""
@@ -404,6 +463,13 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
             return self._table().cursors.get(name)
         except CursorUnknown:
             return None
+
+
+def mark_of(view: View, at: int) -> int | None:
+    """The time of the batch with the row before an offset; None: the backlog does not have it."""
+    batch = view.batch_at(at - 1) if at else view.count
+    there = batch < view.count and int(view.first[batch]) < at
+    return int(view.time[batch]) if there else None
 
 
 def drawn_name() -> str:

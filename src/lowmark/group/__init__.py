@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     )
     from lowmark.group.group import Group
     from lowmark.group.groups import Groups, SilentListener
+    from lowmark.group.lineages import Lineages, outdated
     from lowmark.group.machine import Machine, Observer
     from lowmark.group.peers import ChangeAnswer, ChangeError, ChangeFailed, PeerListener, Stage
     from lowmark.group.reset import Reset, reset_members
@@ -99,6 +100,7 @@ __all__ = [
     "GroupStopped",
     "GroupUnfinished",
     "Groups",
+    "Lineages",
     "Machine",
     "MachineFailed",
     "MachineTooOld",
@@ -123,6 +125,7 @@ __all__ = [
     "Throttle",
     "TransportLimits",
     "open_command",
+    "outdated",
     "reset_members",
     "together",
     "when_all",

@@ -129,6 +129,8 @@ class CopyOutdated(Unavailable):
             detail=why.detail,
             hint="Rebuild this copy from the others: `lowmark partition rebuild`.",
         )
+        self.lineage = getattr(why, "theirs", 0)
+        """Of the group, as far as is known."""
 
 
 class GroupBusy(Unavailable):

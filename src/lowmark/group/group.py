@@ -856,6 +856,11 @@ class Group:
         """A number that nobody has used."""
         return self._services.random.getrandbits(62)
 
+    @property
+    def lineage(self) -> int:
+        """The term of the group's last reset that this copy is of; 0: it is of none."""
+        return self.raft.core.lineage
+
     def members(self) -> Members:
         """The configuration in force."""
         return self.raft.core.members

@@ -28,8 +28,8 @@ What keeps the group apart from those it left behind
       again, stops (`CopyOutdated`). It is rebuilt from nothing: its log may differ from the group's
       even where it is committed. Only an empty copy takes a new lineage on.
 
-What does not: clients. While both groups live, a caller that reaches the old one is served by it.
-Nor does it bring back what only the lost copies had.
+Callers are kept apart by the lineages that they have seen (`lineages`); one that has seen neither
+group is served by the one that it reaches. What only the lost copies had is not brought back.
 """
 
 from __future__ import annotations

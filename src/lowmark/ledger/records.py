@@ -44,7 +44,7 @@ UNDECIDED = frozenset({"planned", "running", "failed"})
 PartitionState = Literal["planned", "written", "adopted", "skipped", "overtaken"]
 
 
-class Pointer(msgspec.Struct, frozen=True, kw_only=True):
+class Pointer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The ledger of a partition that was published last."""
 
     manifest: str
@@ -53,6 +53,8 @@ class Pointer(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     deletes_below: int = 0
     run: str = ""
+    lineage: int = 0
+    """Of the partition whose rows it has: after a reset, these may be others."""
 
 
 class Retired(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +112,8 @@ class PartitionPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     trimmed_to: int = 0
     held_by: tuple[str, ...] = ()
     """Who keeps the backlog from being cut up to the horizon."""
+    lineage: int = 0
+    """See `Pointer`."""
 
 
 WaitsFor = Literal["", "db.history", "history", "min_lag_ms"]

@@ -62,6 +62,8 @@ class Tail(msgspec.Struct, frozen=True, array_like=True):
     """Which directory its folder is (`place_of`): elsewhere the same path may lead to another."""
     addresses: tuple[str, ...] = ()
     """Where servers give the same batches over the network: the first one is the best."""
+    lineage: int = 0
+    """Of the view that they are of: see `View`."""
 
     @property
     def size(self) -> int:
@@ -145,7 +147,8 @@ def view_of(tail: Tail) -> View:
     }
     places = [np.frombuffer(piece.indexes, np.uint64) for piece in tail.pieces]
     place = np.concatenate(places) if places else np.zeros(0, np.uint64)
-    return View(Columns(place=place, **arrays), len(place), tail.low, tail.high, 0)
+    columns_of = Columns(place=place, **arrays)
+    return View(columns_of, len(place), tail.low, tail.high, 0, lineage=tail.lineage)
 
 
 class Segments:

@@ -17,6 +17,8 @@ Each way has steps, and may be interrupted after any of them:
             2. the next start throws it away and makes one that waits for the leader; what is built
                on the metastore waits until that copy has all that the leader had. A crash at any
                time is made good at the next start: the note says which of both was under way
+    replace as join, by a directory that was prepared for it; the join takes the lost node out of
+            the cluster whose place it is for: see `replacing`
     leave   1. a conditional write takes this node out of the cluster; its lease is given back
             2. the leader is asked until no majority needs this node any more
             3. that it has left is written; a crash before is made good at the next start
@@ -28,11 +30,12 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
 from lowmark.errors import LowmarkError, Rejected, Unavailable
+from lowmark.faces import deferred
 from lowmark.group import CopyOutdated, Future, Groups
 from lowmark.group.rejoin import lost_copy
 from lowmark.log import Log
@@ -87,6 +90,11 @@ from lowmark.metastore.state import LeaseAnswer
 from lowmark.metastore.store import Metastore, MetastoreConfig
 from lowmark.metastore.watches import Event
 from lowmark.runtime import Disk, PeerRefused, Runtime
+
+if TYPE_CHECKING:
+    from lowmark.metastore.replacing import Judge, has_left, joins_nothing
+else:
+    has_left, joins_nothing = deferred("lowmark.metastore.replacing", "has_left", "joins_nothing")
 
 logger = logging.getLogger(__name__)
 
@@ -322,7 +330,7 @@ class Cluster:
         """Come back to a cluster, join one by way of an address, or found one."""
         identity = self._identity
         if identity.left:
-            raise _has_left(self.node)
+            raise has_left(self.node, by=identity.replaced_by)
         self._seeds += [join] if join else []
         self._coordinator.on_word = self._heard_at
         self._go_by(identity.peers)
@@ -331,6 +339,8 @@ class Cluster:
         elif join:
             self._groups.transport.on_refused = self._refused_at
             self._join()
+        elif identity.replaces:
+            raise joins_nothing(self.node.name)
         else:
             chosen = settings or ClusterSettings(id="", members=self.config.members)
             chosen = msgspec.structs.replace(chosen, id=f"{self._random.getrandbits(64):016x}")
@@ -504,8 +514,8 @@ class Cluster:
                 self._loop.call_later(_RETRY_MS, lambda: None if self._closed else self._join())
             case Turned(message=message, detail=detail, hint=hint):
                 self.ready.reject(ClusterRefused(message, detail=detail, hint=hint))
-            case Left():
-                self.ready.reject(_has_left(self.node))
+            case Left(by=by):
+                self.ready.reject(has_left(self.node, by=by))
             case _:
                 assert_never(reply)
 
@@ -695,8 +705,8 @@ class Cluster:
             case Turned(message=message, detail=detail, hint=hint):
                 self.refused = ClusterRefused(message, detail=detail, hint=hint)
                 logger.warning("not let in again", extra={"reason": message})
-            case Left():
-                self._has_left()
+            case Left(by=by):
+                self._has_left(by)
             case _:
                 assert_never(reply)
 
@@ -750,6 +760,12 @@ class Cluster:
     def nodes(self) -> list[NodeInfo]:
         """All that belong to the cluster, as far as this node knows, in the order they came."""
         return list(known(self.metastore).nodes.values())
+
+    def judge_replacing(self, judge: Callable[[], Judge]) -> None:
+        """Have this say whether a node may take the place of a lost one: until it is set, none
+        may.
+        """
+        self._coordinator.judge = judge
 
     def on_changed(self, callback: Callable[[], None]) -> None:
         """Be told, every now and then and at once if nodes come or go, to look at them."""
@@ -843,23 +859,17 @@ class Cluster:
         attempt()
         return whole
 
-    def _has_left(self) -> None:
-        """The cluster needs this node no more."""
+    def _has_left(self, by: str = "") -> None:
+        """The cluster needs this node no more; `by`: which node has its place."""
         if self._identity.left:
             return
-        self._save(left=True)
-        self.refused = _has_left(self.node)
-        logger.warning("this node has left its cluster", extra={"node": self.node.name})
+        self._save(left=True, replaced_by=by)
+        self.refused = has_left(self.node, by=by)
+        said = {"node": self.node.name, "reason": self.refused.message}
+        logger.warning("this node has left its cluster", extra=said)
         self._presence.stop(release=False)
         if self._leaving is not None:
             self._leaving.resolve(None)
-
-
-def _has_left(node: NodeInfo) -> ClusterRefused:
-    return ClusterRefused(
-        f"node {node.name} has left its cluster",
-        hint="Give it an empty data directory to have it join as a new node.",
-    )
 
 
 def _read_reply(future: Future[bytes]) -> JoinReply:

@@ -6,6 +6,7 @@ work: the later one reads again.
     join    node.<number> and topology change together; a name belongs to one node
     gone    a node leaves the topology when its lease was not renewed for as long as it lasts,
             and is still as it was when that is written
+    replace as join, and in the same write a node that is lost goes (`replacing`)
     leave   node.<number> goes; then its place among the members; only then it may be switched off
 
 The metastore's members follow from that: `lowmark.placement` moves them, as it moves partitions.
@@ -17,15 +18,18 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
 from lowmark.errors import LowmarkError, Rejected
+from lowmark.faces import deferred
 from lowmark.group import Future, Groups, Reply, Stage
 from lowmark.metastore.commands import (
     Compare,
+    Condition,
     LeaseEnds,
+    LeaseIsOver,
     Operation,
     Put,
     Remove,
@@ -53,6 +57,19 @@ from lowmark.metastore.store import Metastore
 from lowmark.metastore.whereabouts import Whereabouts
 from lowmark.runtime import Buffer, Runtime
 from lowmark.tokens.records import node_key as access_key
+
+if TYPE_CHECKING:
+    from lowmark.metastore.replacing import (
+        Judge,
+        Taken,
+        lost_node,
+        not_ready,
+        successor,
+    )
+else:
+    lost_node, not_ready, successor = deferred(
+        "lowmark.metastore.replacing", "lost_node", "not_ready", "successor"
+    )
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +119,9 @@ class Turned(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 class Left(msgspec.Struct, frozen=True, array_like=True, tag=5):
     """It has left the cluster, and no majority needs it any more: it may be switched off."""
+
+    by: str = ""
+    """Which node took its place, in words."""
 
 
 JoinReply: TypeAlias = Welcome | Elsewhere | NotNow | Turned | Left
@@ -167,6 +187,8 @@ class Coordinator:
             now_ms=lambda: runtime.loop.elapsed_us() // 1_000,
             keep_ms=_WORD_LEASES * metastore.config.lease_ms,
         )
+        self.judge: Callable[[], Judge] | None = None
+        """Who knows what a node that is lost leaves behind, when one takes its place."""
         self.on_word: Callable[[str], None] = lambda _: None
         """Told that a member says that it is at an address, which is news to go by."""
         groups.calls.serve(JOIN_SERVICE, self._asked, strangers=True)
@@ -244,7 +266,11 @@ class Coordinator:
         settings, node = now.settings, asked.node
         if asked.cluster == settings.id and node.number not in now.nodes:
             return self._may_go(node.number)
+        lost = None
         try:
+            if node.replaces and node.number not in now.nodes:
+                lost = lost_node(node, now.nodes, now.topology)
+                now.nodes.pop(lost.number)  # its name, and its address, are free
             _check_welcome(asked, settings, now, self._is_elsewhere)
         except Rejected as error:
             return Future.failed(error)
@@ -252,14 +278,16 @@ class Coordinator:
         if here is not None and here.address != self._groups.transport.address != node.address:
             # A newcomer would learn from its copy where this node was, and answer it there.
             return Future.of(NotNow("its leader has moved, and has not said so yet"))
-        nodes = (*self._on_their_way_out(now), *now.by_presence())
+        nodes = (*self._on_their_way_out(now, but=node.address), *now.by_presence())
         welcome = Welcome(settings, nodes, self._metastore.state.latest)
         if now.nodes.get(node.number) == node == now.topology.find(node.number):
             return Future.of(welcome)
         whole: Future[JoinReply] = Future()
 
         def done(future: Future[bool]) -> None:
-            if future.error is not None:
+            if isinstance(future.error, Rejected):
+                whole.reject(future.error)
+            elif future.error is not None:
                 whole.resolve(NotNow(future.error.message))
             elif future.result():
                 logger.info("a node is in", extra={"node": node.name, "address": node.address})
@@ -269,23 +297,48 @@ class Coordinator:
             else:
                 whole.resolve(NotNow("too many nodes come and go"))
 
-        self._metastore.invoke_if(
-            Revision(TOPOLOGY_KEY, Compare.EQ, now.topology_revision),
-            [
-                Put(node_key(node.number), encode(node)),
-                Put(TOPOLOGY_KEY, encode(now.topology.with_node(node))),
-            ],
-        ).then(done)
+        same = Revision(TOPOLOGY_KEY, Compare.EQ, now.topology_revision)
+        puts = [
+            Put(node_key(node.number), encode(node)),
+            Put(TOPOLOGY_KEY, encode(now.topology.with_node(node))),
+        ]
+        if lost is None:
+            self._metastore.invoke_if(same, puts).then(done)
+        else:
+            self._take_place(lost, node, same, puts).then(done)
         return whole
 
-    def _on_their_way_out(self, now: Known) -> list[NodeInfo]:
+    def _take_place(
+        self, lost: NodeInfo, node: NodeInfo, same: Condition, puts: list[Put]
+    ) -> Future[bool]:
+        """Let a node in, and take the lost one out whose place it takes, in one write."""
+        whole: Future[bool] = Future()
+
+        def may(future: Future[Taken]) -> None:
+            if future.error is not None:
+                whole.reject(future.error)
+                return
+            taken = future.result()
+            logger.warning("a node is replaced", extra={"node": lost.name, "lost": lost.number})
+            removed = [Remove(node_key(lost.number)), Remove(access_key(lost.number))]
+            self._metastore.invoke_if(
+                all_of(same, LeaseIsOver(lease_of(lost.number)), *taken.conditions),
+                [*puts, *removed, *taken.operations],
+            ).then(whole.follow)
+
+        if self.judge is None:
+            return Future.failed(not_ready(lost))
+        self.judge().taking(lost, node).then(may)
+        return whole
+
+    def _on_their_way_out(self, now: Known, *, but: str) -> list[NodeInfo]:
         """Members that have left: one of them may lead until the new ones are near enough."""
         transport = self._groups.transport
         addresses = {**transport.addresses, self._metastore.node: transport.address}
         return [
             NodeInfo(number=number, name=f"node-{number}", address=addresses[number])
             for number in sorted(self._metastore.group.members().everybody)
-            if number not in now.nodes and number in addresses
+            if number not in now.nodes and addresses.get(number, but) != but
         ]
 
     def _heard_of(self, asked: JoinAsk) -> None:
@@ -320,7 +373,12 @@ class Coordinator:
             elif members.joint or number in members.everybody or self.stage is not Stage.NONE:
                 whole.resolve(NotNow("the metastore has it as a member still"))
             else:
-                whole.resolve(Left())
+                by = successor(number, known(self._metastore).nodes)
+                if by and (self.judge is None or self.judge().still_has(number)):
+                    # It forgets nothing, and may be the one that a majority lacks.
+                    whole.resolve(NotNow("partitions have it as a member still"))
+                else:
+                    whole.resolve(Left(by))
 
         # It leaves for good by this word: one who led until a moment ago, and does not know yet of
         # a node that came since, must not say it.
@@ -463,7 +521,8 @@ def _check_welcome(
             raise ClusterRefused(
                 f"there is a node {node.name} already",
                 detail=f"It is node {other.number}, at {other.address}.",
-                hint="Choose another name, or have that node leave first.",
+                hint="Choose another name; or, if that node is lost with its disk, have a directory"
+                f" take its place: `lowmark node replace {other.name} --data DIR`.",
             )
         is_up = now.topology.find(other.number) is not None
         if other.address == node.address and is_up and not is_elsewhere(other):

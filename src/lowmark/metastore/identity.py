@@ -13,6 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from lowmark.errors import Corrupt, LowmarkError, Unavailable
+from lowmark.ids import METASTORE
 from lowmark.log import Log, files
 from lowmark.log.errors import FolderMissing, NewerFormat
 from lowmark.log.files import Note, read_note, write_note
@@ -48,6 +49,10 @@ class Identity(Note, frozen=True, kw_only=True):
     """What it was given the last time: a start that says nothing of it has the same."""
     attributes: dict[str, str] = msgspec.field(default_factory=dict)
     """The same of these."""
+    replaces: int = 0
+    """The number of the lost node whose place it takes, or took, when it joins (`replacing`)."""
+    replaced_by: str = ""
+    """Which node has its place, in words, if another one took it: then it has `left`."""
 
 
 def load_identity(disk: Disk) -> Identity | None:
@@ -83,7 +88,7 @@ def save_identity(disk: Disk, identity: Identity) -> None:
 # directory of a release without a roster, a log whose group is gone takes it for deleted, and drops
 # what its WAL files have of it.
 
-GROUP = "metastore"
+GROUP = METASTORE
 _NAMED_MAX = 5
 _LOST = "The metastore has the names, columns and settings of all tables: none can be opened."
 
@@ -267,8 +272,8 @@ def _advice(disk: Disk, *, alone: bool) -> str:
         )
     else:
         cure = (
-            "Other nodes have the metastore, too: start this one with an empty directory and"
-            " `lowmark serve --join ADDR`."
+            "Other nodes have the metastore, too: have an empty directory take this one's place,"
+            " `lowmark node replace NODE --data DIR`."
         )
     keep = f"Keep this one: `lowmark log verify {root}` lists all damage."
     return " ".join(filter(None, (cure, keep, _what_is_left(disk))))

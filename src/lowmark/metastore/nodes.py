@@ -39,6 +39,8 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where clients reach it."""
     rack: str = ""
     attributes: dict[str, str] = {}
+    replaces: int = 0
+    """The number of the node whose name and place it took, which was lost; 0: of none."""
 
     @property
     def all_attributes(self) -> dict[str, str]:

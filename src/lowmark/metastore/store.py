@@ -227,7 +227,7 @@ class Metastore:
     @property
     def lineage(self) -> int:
         """Which reset this copy's group goes back to; 0: it was never reset (`group.reset`)."""
-        return 0 if self._group is None else self._group.raft.core.lineage
+        return 0 if self._group is None else self._group.lineage
 
     @property
     def coordinates(self) -> bool:

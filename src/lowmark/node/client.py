@@ -15,7 +15,6 @@ from lowmark.errors import Corrupt, LowmarkError, Unavailable
 from lowmark.faces import deferred
 from lowmark.fault import decode_fault
 from lowmark.group import OutcomeUnknown
-from lowmark.node.addresses import joined
 from lowmark.node.messages import (
     ASKS_FOR_WHOLE,
     ExecuteAsk,
@@ -45,6 +44,8 @@ from lowmark.runtime import host_and_port
 from lowmark.runtime.network import TLS_SCHEME, speaks_tls
 from lowmark.runtime.refusals import TlsNotSpoken
 from lowmark.tokens import Secret, TokenMissing
+
+(joined,) = deferred("lowmark.node.addresses", "joined")
 
 refusal_at, roots_for = deferred("lowmark.runtime.handshake", "refusal_at", "roots_for")
 T = TypeVar("T")

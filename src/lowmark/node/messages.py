@@ -19,6 +19,7 @@ gives; `*` marks a stream of several results:
     rebalance.cancel       CancelAsk       CancelledReply
     node.drain             DrainAsk        DrainReply
     node.remove            RemoveNodeAsk   NodeReply
+    node.replacement       ReplaceAsk      ReplaceReply (`replacements`)
     zone.baseline          BaselineAsk     BaselineReply
     catalog.compact        CompactCatalogAsk Round
     catalog.rounds         Nothing         RoundsReply
@@ -358,6 +359,14 @@ class RemoveNodeAsk(_Body, frozen=True):
     """Take a node out of the cluster, for good, by name or number."""
 
     node: str
+
+
+class ReplaceAsk(_Body, frozen=True):
+    """What does a node leave behind, by name or number? Nothing is changed."""
+
+    node: str
+    tries: bool = True
+    """Whether nodes that are up also try to reach it."""
 
 
 class NodeReply(_Reply, frozen=True):
@@ -804,6 +813,7 @@ LOOKS: Final = frozenset(
         "meta.range",
         "meta.history",
         "meta.watch",
+        "node.replacement",
         "rebalance.status",
         "rebalance.plan",
         "catalog.rounds",
@@ -830,6 +840,7 @@ CHANGES: Final = frozenset(
         "token.create",
         "token.revoke",
         "pass.make",
+        "pass.renew",
         "pass.end",
     }
 )

@@ -31,12 +31,14 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from lowmark.catalog import Catalogs
 from lowmark.errors import LowmarkError, Rejected, invariant
+from lowmark.faces import deferred
 from lowmark.group import Future, Group, Groups
 from lowmark.holds import Hold, Span
 from lowmark.ledger.claim import prove
@@ -70,7 +72,7 @@ from lowmark.node.first_token import FirstToken, prepare
 from lowmark.node.homes import homes_of
 from lowmark.node.listener import Listener
 from lowmark.node.log_compaction import LogCompaction
-from lowmark.node.messages import GuardReply, Nothing, PeerAddress
+from lowmark.node.messages import GuardReply, Nothing, PeerAddress, ReplaceAsk
 from lowmark.node.operating import Operating
 from lowmark.node.owner import Awaited, Owner, awaited_after
 from lowmark.node.pass_actions import PassActions
@@ -95,6 +97,13 @@ from lowmark.runtime.store import Store, place_of_location, without_credentials
 from lowmark.table import AsOfHold, LowWatermark, Partition, Tables
 from lowmark.tokens import TokenMissing
 from lowmark.upkeep import Upkeep
+
+if TYPE_CHECKING:
+    from lowmark.metastore.replacing import joins_nothing
+    from lowmark.node.replacements import replacement
+else:
+    (joins_nothing,) = deferred("lowmark.metastore.replacing", "joins_nothing")
+    (replacement,) = deferred("lowmark.node.replacements", "replacement")
 
 logger = logging.getLogger(__name__)
 
@@ -290,6 +299,7 @@ class Node:
                 endpoint="" if self._server is None else self._said(self.place.advertised),
                 rack=identity.rack,
                 attributes=identity.attributes,
+                replaces=identity.replaces,
             )
             self.cluster = Cluster(
                 runtime, self.log, self.groups, node=self.info, config=self.settings.metastore
@@ -542,11 +552,19 @@ class Node:
             *self._of_tls(),
         ]
         rebalance = Rebalance(self.groups, cluster, catalogs, tables, self.placement)
+        replaced = partial(
+            replacement, cluster, self.placement, rebalance, tokens=self.status.tokens
+        )
         rounds = CatalogRounds(cluster.metastore, self.upkeep.catalog)
         tokens = TokenActions(cluster.metastore, self.tokens_of_callers)
         passes = self._passes = PassActions(self.loop, cluster.metastore, self.tokens_of_callers)
         self.operating = Operating(
-            self.bridge, rebalance.answers, rounds.answers, tokens.answers, passes.answers
+            self.bridge,
+            rebalance.answers,
+            {"node.replacement": (ReplaceAsk, replaced)},
+            rounds.answers,
+            tokens.answers,
+            passes.answers,
         )
         resets = Resets(
             self.groups, cluster, catalogs, tables, self.placement, self.status, self.bridge
@@ -802,11 +820,13 @@ def _seed(options: NodeOptions, ways: Sequence[Way], location: str) -> str:
 
     A directory that belongs to another cluster is refused: the user meant another one.
     """
-    if not options.join:
-        return ""
     known: Identity | None = None
     with contextlib.suppress(LowmarkError):
         known = load_identity(RealDisk(options.data, create=False))
+    if not options.join:
+        if known is not None and known.replaces and not known.cluster:
+            raise joins_nothing(known.name)
+        return ""
     if known is None or not known.cluster:
         seed = _asked(options, ways, JOIN_PATIENCE_S)
         _check_tls(options, seed)

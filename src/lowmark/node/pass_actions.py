@@ -4,6 +4,15 @@ A pass is a record (docs/design/0051): to renew it, the record is written again,
 been given stays good. The digest is the driver's, so all of it may be asked again after a lost
 answer, at any node. Records whose time is over, or whose token has ended, are removed by the node
 that coordinates, and by any node at which one is to be made when there are too many of them.
+
+    make     writes the record, whether there is one or not: a driver may make the same pass again
+             for new work, also after it has ended it
+    renew    writes the record only over one that is there. So a renewal that is late, or asked
+             again, brings back no pass that was ended meanwhile
+    end      removes the record
+
+Each is answered when it is so for callers of the node that answers; the other nodes hear of it at
+about the same time.
 """
 
 from __future__ import annotations
@@ -70,6 +79,7 @@ class PassActions:
         """By name."""
         return {
             "pass.make": (MakePassAsk, self.make),
+            "pass.renew": (MakePassAsk, self.renew),
             "pass.end": (EndPassAsk, self.end),
         }
 
@@ -85,6 +95,13 @@ class PassActions:
 
     def make(self, asked: MakePassAsk) -> Future[PassReply]:
         """Accept the pass of a digest, from now on for its time."""
+        return self._accept(asked, renews=False)
+
+    def renew(self, asked: MakePassAsk) -> Future[PassReply]:
+        """Accept the pass of a digest for its time from now on, if its record is still there."""
+        return self._accept(asked, renews=True)
+
+    def _accept(self, asked: MakePassAsk, *, renews: bool) -> Future[PassReply]:
         caller = current_caller()
         check_digest(asked.digest)
         check_pass_ttl(asked.ttl_ms)
@@ -106,10 +123,12 @@ class PassActions:
             of=caller.digest,
         )
         whole: Future[PassReply] = Future()
-        self._make(record, whole, attempts=_ATTEMPTS)
+        self._write(record, whole, renews=renews, attempts=_ATTEMPTS)
         return whole
 
-    def _make(self, record: Record, whole: Future[PassReply], *, attempts: int) -> None:
+    def _write(
+        self, record: Record, whole: Future[PassReply], *, renews: bool, attempts: int
+    ) -> None:
         key = pass_key(record.digest)
         wrote = attempts < _ATTEMPTS
 
@@ -129,6 +148,8 @@ class PassActions:
                 )
             elif token is not None and (wrote or self._fresh(token)):
                 self._tell(whole, token)
+            elif renews and entry is None:
+                whole.resolve(PassReply(there=False))
             elif not attempts:
                 whole.reject(Unavailable("the pass was changed again and again", hint="Retry."))
             else:
@@ -153,7 +174,7 @@ class PassActions:
             if future.error is not None:
                 whole.reject(future.error)
             else:  # read it, or what was faster
-                self._make(record, whole, attempts=attempts - 1)
+                self._write(record, whole, renews=renews, attempts=attempts - 1)
 
         self._metastore.get(key).then(found)
 
@@ -162,7 +183,7 @@ class PassActions:
         return self._now_ms() - token.written_ms < ttl_ms // _FRESH
 
     def _tell(self, whole: Future[PassReply], token: Token) -> None:
-        """When it is so for callers of this node: the others hear of it at about the same time."""
+        """Answer when this node lets callers in by it."""
         reply = PassReply(there=True, expires_ms=token.expires_ms or 0)
         self._tokens.when_known(token.revision).then(lambda _: whole.resolve(reply))
 
@@ -184,7 +205,7 @@ class PassActions:
             entry = future.result()
             token = None if entry is None else token_of(entry)
             if token is None or token.record.of != caller.digest:
-                whole.resolve(PassReply(there=False))  # it has ended, or is not its caller's
+                self._tell_gone(whole)  # it has ended, or is not its caller's
             else:
                 gone = all_of(Revision(key, Compare.EQ, token.revision))
                 self._metastore.invoke_if(gone, [Remove(key)]).then(removed)
@@ -193,12 +214,26 @@ class PassActions:
             if future.error is not None:
                 whole.reject(future.error)
             elif future.result():
-                whole.resolve(PassReply(there=False))
+                self._tell_gone(whole)
             else:  # it was renewed just now
                 self._metastore.get(key).then(found)
 
         self._metastore.get(key).then(found)
         return whole
+
+    def _tell_gone(self, whole: Future[PassReply]) -> None:
+        """Answer when this node lets no caller in by it. One that does not hear of it in time
+        (`UNHEARD_MS`) refuses all callers by then.
+        """
+
+        def read(future: Future[int]) -> None:
+            if future.error is not None:
+                whole.reject(future.error)
+            else:
+                known = self._tokens.when_known(future.result())
+                known.then(lambda _: whole.resolve(PassReply(there=False)))
+
+        self._metastore.read(lambda state: state.latest).then(read)
 
     # -- what is left of them ---------------------------------------------------------------------
 

@@ -221,12 +221,7 @@ class Rebalance:
             for at, new in enumerate(asked.add, start=1)
         ]
 
-        def planned(said: dict[int, _Said | None]) -> PlanReply:
-            sizes = {
-                PartitionId(TableId(table), number): size
-                for each in said.values()
-                for table, number, size in (each.sizes if each is not None else ())
-            }
+        def planned(sizes: dict[PartitionId, int]) -> PlanReply:
             made = self._operations.plan(
                 add=add, remove=remove, replicas=asked.replicas, sizes=sizes
             )
@@ -245,7 +240,19 @@ class Rebalance:
                 moves=rows, replicas=made.replicas, bytes=made.bytes, warnings=made.warnings
             )
 
-        return self._gather().map(planned)
+        return self.sizes().map(planned)
+
+    def sizes(self) -> Future[dict[PartitionId, int]]:
+        """The bytes of partitions, as far as nodes that lead them answer."""
+
+        def found(said: dict[int, _Said | None]) -> dict[PartitionId, int]:
+            return {
+                PartitionId(TableId(table), number): size
+                for each in said.values()
+                for table, number, size in (each.sizes if each is not None else ())
+            }
+
+        return self._gather().map(found)
 
     # -- asked by operators -----------------------------------------------------------------------
 

@@ -146,8 +146,9 @@ class Resets:
         table = find_table(self._catalogs.latest, asked.table)
         partition = PartitionId(table.id, asked.partition)
         name = f"partition {asked.partition} of {asked.table}"
-        named = self._placement.operations.node_named
-        node, lost = named(asked.node), frozenset(map(named, asked.lost))
+        operations = self._placement.operations
+        node = operations.node_named(asked.node)
+        lost = frozenset(operations.member_named(partition, one) for one in asked.lost)
         whole: Future[ResetReply] = Future()
 
         def read(future: Future[Keys]) -> None:

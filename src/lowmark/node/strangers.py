@@ -12,11 +12,11 @@ becomes known with its first call that is let in; until then it is a stranger's.
     3. More than `connections_max` connections at a time: all strangers are cut off. Known ones
        stay.
 
-What is looked at is what there was at one moment, every `LOOK_S`, or `CALM_LOOK_S` where there were
-no strangers: so many more as can be opened in that time may be there, and no more than the process
-may have handles. A few handles are kept for the look itself. What a stranger sends is bounded by
-gRPC: headers of 16 KiB, and the window of a stream. How often one machine may connect is a
-firewall's to limit: see the guide.
+A look sees the connections of one moment. It comes every `LOOK_S`, or every `CALM_LOOK_S` where the
+last one found no stranger. Strangers may open more than these limits between two looks: as many as
+the process has handles for. A few handles are kept for the look itself. What a stranger sends is
+bounded by gRPC: headers of 16 KiB, and the window of a stream. How often one machine may connect is
+a firewall's to limit: see the guide.
 """
 
 from __future__ import annotations

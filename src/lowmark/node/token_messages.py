@@ -49,8 +49,8 @@ class TokensReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MakePassAsk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Accept the pass of this digest, for one table and one right. Asked again with the same, the
-    node renews the pass: its time begins anew.
+    """Accept the pass of this digest, for one table and one right: `pass.make`. Asked again with
+    the same, its time begins anew. The same to renew it, if it has not ended: `pass.renew`.
     """
 
     digest: bytes

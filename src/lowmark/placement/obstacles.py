@@ -53,16 +53,24 @@ def needing(
     """Partitions, by table, that are on a node alone, and others without a majority of nodes that
     are up besides it.
     """
-    alone, last = Counter[int](), Counter[int]()
+    alone, last = needed(node, partitions, up)
+    return Counter(one.table for one in alone), Counter(one.table for one in last)
+
+
+def needed(
+    node: int, partitions: Iterable[tuple[PartitionId, Keys]], up: AbstractSet[int]
+) -> tuple[list[PartitionId], list[PartitionId]]:
+    """The partitions themselves."""
+    alone, last = list[PartitionId](), list[PartitionId]()
     for partition, keys in partitions:
         # While pending is put in force, the group needs a majority of it, too.
         for assigned in (keys.stable, keys.pending):
             if assigned is None or node not in assigned.nodes:
                 continue
             if len(assigned.nodes) == 1:
-                alone[partition.table] += 1
+                alone.append(partition)
             elif 2 * len(up & set(assigned.nodes)) <= len(assigned.nodes):
-                last[partition.table] += 1
+                last.append(partition)
     return alone, last
 
 

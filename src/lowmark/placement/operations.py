@@ -236,7 +236,7 @@ class Operations:
 
     def left_on(self, node: int) -> list[PartitionId]:
         """The partitions that a node still has, or is to have."""
-        return [one for one, keys in self._all() if node in keys.nodes]
+        return [one for one, keys in self.assigned() if node in keys.nodes]
 
     def stuck(self, node: int) -> list[Stuck]:
         """Why partitions stay on a node that is drained, by zone; empty if they can go."""
@@ -339,7 +339,7 @@ class Operations:
         topology = known(self._metastore).topology if fresh else self._cluster.topology
         name, up = self._name(node), {one.number for one in topology.nodes} - {node}
         refused = f"node {name} can't be removed now"
-        alone, last = needing(node, self._all(fresh=fresh), up)
+        alone, last = needing(node, self.assigned(fresh=fresh), up)
         if alone or last:
             detail = f"Without it, {self._words(last)} would have no majority that is up."
             if alone:
@@ -350,7 +350,7 @@ class Operations:
                 hint=f"Run `lowmark node drain {name}` and wait until it is done; start nodes that"
                 " are down.",
             )
-        alone, last = needing(node, self._dropped(), up)
+        alone, last = needing(node, self.dropped(), up)
         if alone or last:
             return Rejected(
                 refused,
@@ -376,7 +376,10 @@ class Operations:
 
     # -- looking up -------------------------------------------------------------------------------
 
-    def _all(self, *, fresh: bool = False) -> list[tuple[PartitionId, Keys]]:
+    def assigned(self, *, fresh: bool = False) -> list[tuple[PartitionId, Keys]]:
+        """Where all partitions are, by what this node has heard; `fresh`: by what its copy of the
+        metastore has.
+        """
         catalog = self._catalogs.latest
         found = []
         for zone in sorted(catalog.zones):
@@ -386,7 +389,7 @@ class Operations:
                     found.append((partition, keys))
         return found
 
-    def _dropped(self) -> list[tuple[PartitionId, Keys]]:
+    def dropped(self) -> list[tuple[PartitionId, Keys]]:
         """Partitions of dropped tables that may still be read as of earlier times."""
         catalog = self._catalogs.latest
         stored = self._metastore.state.find_range(STABLE_PREFIX, prefix_end(STABLE_PREFIX))
@@ -405,6 +408,13 @@ class Operations:
                 return node.number
         names = ", ".join(sorted(node.name for node in self._cluster.nodes()))
         raise Rejected(f"there is no node {text} in this cluster", hint=f"Its nodes are: {names}.")
+
+    def member_named(self, partition: PartitionId, text: str) -> int:
+        """The same, of a node that may be out of the cluster, and a member all the same: it has no
+        name any more.
+        """
+        members = {str(one): one for one in self._keys(partition).nodes}
+        return members[text] if text in members else self.node_named(text)
 
     def _name(self, number: int) -> str:
         return next(

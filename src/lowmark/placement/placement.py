@@ -20,8 +20,8 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import TypeAlias
+from functools import cache, cached_property, partial
+from typing import TYPE_CHECKING, TypeAlias
 
 from lowmark.catalog import (
     Catalog,
@@ -37,7 +37,8 @@ from lowmark.catalog import (
 from lowmark.catalog.entries import DroppedZone, NewZone
 from lowmark.catalog.update_log import update_key
 from lowmark.errors import LowmarkError
-from lowmark.group import Future, Group, Groups
+from lowmark.faces import deferred
+from lowmark.group import Future, Group, Groups, Reply
 from lowmark.metastore import (
     Cluster,
     Do,
@@ -75,8 +76,13 @@ from lowmark.placement.resetting import Outdated, Resetting
 from lowmark.placement.target import Place, first
 from lowmark.placement.writes import carry_out
 from lowmark.placement.zones import Zones
-from lowmark.runtime import Runtime, Timer
+from lowmark.runtime import Buffer, Runtime, Timer
 from lowmark.table import Tables, group_name
+
+if TYPE_CHECKING:
+    from lowmark.placement.replacing import Replacing
+else:
+    (Replacing,) = deferred("lowmark.placement.replacing", "Replacing")
 
 logger = logging.getLogger(__name__)
 
@@ -193,6 +199,8 @@ class Placement:
         )
         cluster.holding_back = self.operations.may_leave
         cluster.stays = self.operations.stays
+        cluster.judge_replacing(lambda: self.replacing)
+        groups.calls.serve("node.hears", self._hears)
         self._keys: dict[TableId, dict[int, Keys]] = {}
         self.heard = 0
         """How often assignments have changed here."""
@@ -234,6 +242,14 @@ class Placement:
             self._end_wait(table)
 
     # -- asking ---------------------------------------------------------------------------------
+
+    @cached_property
+    def replacing(self) -> Replacing:
+        """What lost nodes leave behind: seldom asked."""
+        return Replacing(self._groups, self._cluster, self._catalogs, self.operations, self.zones)
+
+    def _hears(self, address: str, sender: int, question: Buffer, answer: Reply) -> None:
+        self.replacing.asked(address, sender, question, answer)
 
     def routes(self, table: int, number: int) -> tuple[int, ...]:
         """The nodes that hold a partition, as far as this node knows; empty if it does not.

@@ -57,6 +57,7 @@ class LineageLeft(Rejected):
             detail=f"This copy's lineage is {own}: what it has may not be what the group has.",
             hint="Rebuild this copy.",
         )
+        self.theirs = theirs
 
 
 class Storage(Protocol):

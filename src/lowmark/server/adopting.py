@@ -155,7 +155,9 @@ class Adopter:
         def look() -> tuple[bool, bool]:
             copy = self._backend.tables.here(table, number)
             leads = copy is not None and copy.group.ready
-            return self._is_over(table, number, pointer), leads
+            # After a reset, a ledger that was published before may have other rows.
+            other = copy is not None and copy.lineage != pointer.lineage
+            return other or self._is_over(table, number, pointer), leads
 
         over, leads = self._backend.ask_now(look)
         if over or not leads:

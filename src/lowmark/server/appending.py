@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Final
@@ -32,6 +32,7 @@ from lowmark.backend.values import Answer, Numbered
 from lowmark.catalog import TableId
 from lowmark.errors import LowmarkError
 from lowmark.group import COMMAND_BYTES
+from lowmark.ids import group_name
 from lowmark.node import NodeClosing
 from lowmark.node.callers import current_caller
 from lowmark.node.slots import Slots
@@ -46,6 +47,7 @@ STREAM_MESSAGES: Final = 16_384
 _FULL_S: Final = 1.0
 """So long a batch waits for others to be stored, before it is refused."""
 _DRAIN_S: Final = 10.0
+_NONE: Final[Mapping[str, int]] = {}
 _STREAM_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
 
 
@@ -134,7 +136,7 @@ class AppendStream:
                 # before it.
                 room = memoryview(pa.allocate_buffer(size)).cast("B")
                 room[:] = sent
-                stored = partial(self._stored, number, size)
+                stored = partial(self._stored, number, size, group_name(table, partition))
                 well.append(Numbered(table, partition, room, stored))
             self._hand_over(well)
         except BaseException:
@@ -149,15 +151,17 @@ class AppendStream:
             for one in well:
                 one.done(error)
 
-    def _stored(self, number: int, size: int, answer: Answer) -> None:
+    def _stored(self, number: int, size: int, group: str, answer: Answer) -> None:
         self._all_bytes.give(size)
-        self._done(number, size, answer)
+        self._done(number, size, answer, self._backend.lineages.known((group,)))
 
-    def _done(self, number: int, size: int, answer: Answer) -> None:
+    def _done(
+        self, number: int, size: int, answer: Answer, lineages: Mapping[str, int] = _NONE
+    ) -> None:
         """On the loop, mostly: it must not wait."""
         if isinstance(answer, Closed):
             answer = NodeClosing()  # sent again, elsewhere: batches have numbers
-        ack = acknowledged(number, answer)
+        ack = acknowledged(number, answer, lineages)
         with self._lock:
             self._messages -= 1
             self._bytes -= size

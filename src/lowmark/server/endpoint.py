@@ -14,6 +14,7 @@ import pyarrow as pa
 from lowmark.backend.embedded import Embedded
 from lowmark.backend.errors import PutEnded, RequestRefused
 from lowmark.backend.protocol import APPEND, CALLS, COMMANDS, HELLO, is_request
+from lowmark.backend.values import NOBODY
 from lowmark.client import Database
 from lowmark.errors import LowmarkError, Rejected
 from lowmark.node.codes import Code, code_of
@@ -86,6 +87,7 @@ class Endpoint:
         """A read."""
         if is_plain(ticket):
             check_plain()
+            self._backend.asked_by(NOBODY)
             schema, rows = self._plain.read(ticket)
             return schema, self._messages(rows)
         request = self._service.request(ticket)
@@ -117,6 +119,7 @@ class Endpoint:
     def put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Rows of a client with none of our code."""
         peer, stored = context.peer(), 0
+        self._backend.asked_by(NOBODY)
         try:
             with self._streams.one():
                 for said in self._plain.put(descriptor, reader):
@@ -143,7 +146,7 @@ class Endpoint:
             raise RequestRefused("there is no such stream")
         request = self._service.request(command.removeprefix(APPEND))
         with self._streams.one():
-            heard = partial(self._service.sessions.hear, request.session)
+            heard = partial(self._service.heard, request)
             stream = AppendStream(
                 self._backend, self._checker, self._append_bytes, heard=heard, watched=watched
             )

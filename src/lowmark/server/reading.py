@@ -15,7 +15,7 @@ import pyarrow as pa
 from lowmark.backend.embedded import Embedded
 from lowmark.backend.errors import BatchesMoved, HoldUnknown, RequestRefused
 from lowmark.backend.protocol import Request, commands_batch
-from lowmark.backend.values import BatchRange
+from lowmark.backend.values import Asker, BatchRange
 from lowmark.runtime import Buffer
 from lowmark.server.sessions import Sessions
 
@@ -55,7 +55,7 @@ def read(backend: Embedded, sessions: Sessions, request: Request) -> Iterator[tu
     found = backend.batches(table, partition, ranges, held=held, timeout_s=timeout_s)  # type: ignore[arg-type]
     while sent < max(1, bytes_max):
         # Flight asks for each message anew: what was noted of its thread before is not there.
-        backend.asked_by_node(request.session < 0)
+        backend.asked_by(Asker(request.session < 0, request.lineages))
         try:
             commands = next(found, None)
         except BatchesMoved:

@@ -102,19 +102,19 @@ class Server:
         except BaseException:
             self._end_watch()
             raise
-        if certificates is not None:
-            self._problems = certificates.problems
-            backend.node.bridge.call(partial(certificates.follow, self.listener))
-            backend.node.of_servers.append(self._problems)
-        if path is None:
-            place = place.with_port(host_and_port(self.listener.address)[1])
-        open_at = guard.open_at(place) if path is None else ()
-        if open_at:
-            logger.warning(insecure_words(f"the server at {place.listens_at}", open_at))
-        self.address = f"{TLS_SCHEME if tls else ''}{place.advertised}"
-        """Where clients reach it; a port 0 has been replaced by the real one."""
-        _open.add(self)
         try:
+            if certificates is not None:
+                self._problems = certificates.problems
+                backend.node.bridge.call(partial(certificates.follow, self.listener))
+                backend.node.of_servers.append(self._problems)
+            if path is None:
+                place = place.with_port(host_and_port(self.listener.address)[1])
+            open_at = guard.open_at(place) if path is None else ()
+            if open_at:
+                logger.warning(insecure_words(f"the server at {place.listens_at}", open_at))
+            self.address = f"{TLS_SCHEME if tls else ''}{place.advertised}"
+            """Where clients reach it; a port 0 has been replaced by the real one."""
+            _open.add(self)
             self.endpoint = Endpoint(
                 database,
                 self.listener,
@@ -125,6 +125,7 @@ class Server:
                 on_held=on_held,
             )
         except BaseException:
+            _open.discard(self)
             self._end_watch()
             self.listener.close()
             raise

@@ -31,7 +31,7 @@ from lowmark.backend.errors import (
     RequestRefused,
     ServerFailed,
 )
-from lowmark.backend.port import RETRY, Backend
+from lowmark.backend.port import RETRY, Backend, said_of
 from lowmark.backend.protocol import (
     KEYS_MAX,
     PROTOCOL,
@@ -44,14 +44,18 @@ from lowmark.backend.protocol import (
     encode_reply,
 )
 from lowmark.backend.spread import Spread
-from lowmark.backend.values import Found, Hold, Moment
+from lowmark.backend.values import Asker, Found, Hold, Moment
 from lowmark.backend.view_parts import Known, since
 from lowmark.catalog import TableId
 from lowmark.client import Database
 from lowmark.errors import LowmarkError
+from lowmark.ids import METASTORE
 from lowmark.metastore.commands import Not
+from lowmark.metastore.errors import MetastoreOutdated
 from lowmark.node import NodeClosing, NodeSilent
+from lowmark.node.callers import current_caller
 from lowmark.node.slots import Slots
+from lowmark.raft.log_view import LineageLeft
 from lowmark.server.allowing import check_call, shown_to_caller
 from lowmark.server.limits import Limits
 from lowmark.server.receiving import chunks_of
@@ -154,6 +158,7 @@ class Service:
                 members=self.backend.members(),
                 open_at=self.backend.open_at,
                 caller=self.backend.caller,
+                fences=True,
             )
         )
 
@@ -172,10 +177,30 @@ class Service:
         if request.cluster != cluster:
             raise OtherDatabase("this address", expected=request.cluster, found=cluster)
         check_call(request)
-        self.sessions.hear(request.session)
+        self.heard(request)
         # A node that asks has looked for the rows already: it is not sent on from node to node.
-        self.backend.asked_by_node(request.session < 0)
+        asker = Asker(request.session < 0, request.lineages)
+        self.backend.asked_by(asker)
+        self._check_metastore(asker)
         return request
+
+    def heard(self, request: Request) -> None:
+        """A sign of life of a client; one that shows another token than before is refused."""
+        if not self.sessions.hear(request.session, current_caller().digest):
+            raise RequestRefused(
+                "the session of this client belongs to another token", hint="Connect again."
+            )
+
+    def _check_metastore(self, asker: Asker) -> None:
+        """Refuse everything, if the metastore was reset without this node: what its tables are, and
+        where their partitions are, is there.
+        """
+        own, lineages = self.backend.node.cluster.metastore.lineage, self.backend.lineages
+        at_least = asker.at_least(METASTORE)
+        if not lineages.serves(METASTORE, own, at_least):
+            later = max(at_least, lineages.of(METASTORE))
+            why = LineageLeft(own=own, theirs=later)
+            raise MetastoreOutdated(self.backend.node.cluster.node.name, why=why)
 
     def call(self, body: bytes) -> bytes:
         """Carry a call out, and answer it."""
@@ -197,14 +222,17 @@ class Service:
                 logger.exception("a call failed", extra={"call": request.call})
                 value = ServerFailed(request.call, error)
         try:
-            return self._reply(shown_to_caller(value))
+            return self._reply(shown_to_caller(value), request)
         except Closed as error:  # behind what was asked: that it was not done is not true
             raise Ended(self.backend.info.name) from error
 
-    def _reply(self, value: object) -> bytes:
+    def _reply(self, value: object, request: Request | None = None) -> bytes:
+        lineages = None
+        if request is not None and request.lineages is not None:
+            lineages = said_of(self.backend.lineages, request.call, request.arguments)
         # The time is looked at when the value is there: nothing in it is later.
         version, time = self.backend.catalog().version, self.backend.latest_time()
-        return encode_reply(Reply(self.instance, version, value, time))
+        return encode_reply(Reply(self.instance, version, value, time, lineages))
 
     def serve(
         self,
@@ -247,8 +275,10 @@ class Service:
         """
         key, name = (request.session, hold.number), request.call
         with self._taking_lock:
+            history, shown = name == "hold_history", current_caller().digest
+            if not self.sessions.add(request.session, hold, history=history, shown=shown):
+                raise RequestRefused("another client has this hold", hint="Draw another number.")
             self._taking[key] = self._taking.get(key, 0) + 1
-            self.sessions.add(request.session, hold, history=name == "hold_history")
             if name == "hold":
                 self.backend.distant.add(hold.number)
         kept = False
@@ -288,8 +318,8 @@ class Service:
 
     def _release(self, request: Request) -> None:
         (hold,) = _of_types(request, Hold)
-        self.sessions.discard(request.session, hold)
-        self.backend.release(hold)
+        if self.sessions.discard(request.session, hold):
+            self.backend.release(hold)
 
     def _endpoint_here(self, request: Request) -> str:
         table, partition = _of_types(request, int, int)
@@ -299,6 +329,7 @@ class Service:
 
     def _now_here(self, request: Request) -> Moment:
         (table,) = _of_types(request, int)
+        self.backend.check_callers_of(TableId(table))
         return self.backend.now_here(TableId(table))
 
     def _look_up(self, request: Request) -> tuple[Found | None, ...]:
@@ -325,9 +356,9 @@ class Service:
         named = dict(request.named)
         known = named.pop("known", None)
         if known is not None:
-            well = isinstance(known, tuple) and [type(one) for one in known] == [int, int]
-            if not well or min(known) < 0:
-                raise RequestRefused("what is known of a view are two numbers")
+            well = isinstance(known, tuple) and {type(one) for one in known} == {int}
+            if not well or len(known) not in {2, 3} or min(known) < 0:
+                raise RequestRefused("what is known of a view are two or three numbers")
             known = Known(*known)
         _check_arguments("view", request._replace(named=named))
         return since(self.backend.view(*request.arguments, **named), known)

@@ -3,6 +3,11 @@
 A client draws the numbers of its holds, and a number for itself. Every call of it is a sign of
 life. One that gives none for its time has all its holds released; it hears `HoldUnknown` when it
 next asks for one of them.
+
+A client ends only what it has taken. Its numbers are drawn from the system's source of secrets, and
+no answer has those of another one. Whoever learns them all the same, and shows another token or
+pass, is refused: a session belongs to the token that was shown with its first call, and a hold to
+the session that took it.
 """
 
 from __future__ import annotations
@@ -34,6 +39,8 @@ class Holding(NamedTuple):
 @dataclass(slots=True)
 class _Session:
     heard_s: float
+    shown: bytes = b""
+    """The digest of its token; empty: none is asked for."""
     holds: set[int] = field(default_factory=set)
     history: set[int] = field(default_factory=set)
     """Those of them that are of history."""
@@ -64,52 +71,75 @@ class Sessions:
         self._clock = clock
         self._lock = threading.Lock()
         self._sessions: dict[int, _Session] = {}
+        self._holders: dict[int, int] = {}
+        """Whose a hold is: sessions by the numbers of holds."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lowmark-sessions", daemon=True)
         self._thread.start()
 
-    def hear(self, session: int) -> None:
-        """A sign of life."""
+    def hear(self, session: int, shown: bytes) -> bool:
+        """A sign of life, of a client that shows the token with this digest. False: the session
+        belongs to another token.
+        """
         now = self._clock()
         with self._lock:
             there = self._sessions.get(session)
             if there is None:
-                self._sessions[session] = _Session(now)
+                self._sessions[session] = _Session(now, shown)
+            elif there.shown != shown:
+                return False
             else:
                 there.heard_s = now
+            return True
 
-    def add(self, session: int, hold: Hold, *, history: bool = False) -> None:
-        """A client is about to have this hold; at the end, none gets any."""
+    def add(self, session: int, hold: Hold, *, history: bool = False, shown: bytes = b"") -> bool:
+        """A client is about to have this hold; at the end, none gets any. False: another client has
+        it.
+        """
         with self._lock:
             if self._over.is_set():
-                return
-            there = self._sessions.setdefault(session, _Session(self._clock()))
+                return True
+            if self._holders.setdefault(hold.number, session) != session:
+                return False
+            there = self._sessions.setdefault(session, _Session(self._clock(), shown))
             there.holds.add(hold.number)
             if history:
                 there.history.add(hold.number)
             if session not in self._told.sessions or (history and not self._told.history):
                 self._tell()
+            return True
 
     def has(self, session: int, hold: Hold) -> bool:
         """Whether a client has this hold still: what ends its session takes it away."""
         with self._lock:
-            there = self._sessions.get(session)
-            return there is not None and hold.number in there.holds
+            return self._holders.get(hold.number) == session
 
-    def discard(self, session: int, hold: Hold) -> None:
-        """It has released it."""
+    def discard(self, session: int, hold: Hold) -> bool:
+        """It has released it; says whether it had it."""
         with self._lock:
-            there = self._sessions.get(session)
-            if there is not None:
-                there.holds.discard(hold.number)
-                there.history.discard(hold.number)
+            if self._holders.get(hold.number) != session:
+                return False
+            there = self._sessions[session]
+            there.holds.discard(hold.number)
+            there.history.discard(hold.number)
+            del self._holders[hold.number]
+            return True
 
     def leave(self, session: int) -> None:
         """A client is closed: release all that it holds."""
         with self._lock:
             there = self._sessions.pop(session, None)
-        for one in there.holds if there is not None else ():
+            over = self._taken_from(there) if there is not None else ()
+        for one in over:
             self._release(Hold(one))
+
+    def _taken_from(self, session: _Session) -> list[int]:
+        """With the lock: what a client had; it has nothing more."""
+        over = list(session.holds)
+        for one in over:
+            del self._holders[one]
+        session.holds, session.history = set(), set()
+        return over
 
     def lost(self, session: int) -> int | None:
         """A hold that a client has lost because nothing was heard of it; None if it has not."""
@@ -127,8 +157,7 @@ class Sessions:
                     continue
                 if session.holds:
                     session.lost = next(iter(session.holds))
-                    over += session.holds
-                    session.holds, session.history = set(), set()
+                    over += self._taken_from(session)
                 if silent_s > _REMEMBERED * self._hold_s:
                     del self._sessions[number]
         for one in over:
@@ -146,6 +175,7 @@ class Sessions:
             left = [one for session in self._sessions.values() for one in session.holds]
             self._tell()
             self._sessions.clear()
+            self._holders.clear()
         for one in left:
             self._release(Hold(one))
 

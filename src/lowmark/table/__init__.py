@@ -51,6 +51,7 @@ from typing import TYPE_CHECKING
 from lowmark.faces import face
 
 if TYPE_CHECKING:
+    from lowmark.ids import group_name
     from lowmark.table.adopting import DIGEST_BYTES, MANIFEST_CHARACTERS_MAX, Adopted
     from lowmark.table.backlog import Backlog, Columns, View
     from lowmark.table.batches import (
@@ -133,7 +134,7 @@ if TYPE_CHECKING:
     from lowmark.table.keys import KeyForm
     from lowmark.table.keys_of import KeyReader, Keys
     from lowmark.table.machine import PartitionMachine
-    from lowmark.table.partition import Partition, group_name, parse_group_name
+    from lowmark.table.partition import Partition, parse_group_name
     from lowmark.table.producers import Appended
     from lowmark.table.producing import EPOCH_BITS, Outgoing, Producing
     from lowmark.table.readers import (

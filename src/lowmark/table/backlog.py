@@ -67,6 +67,9 @@ class View:
     """What has the rows below its horizon; from there on, they are in the backlog or expired."""
     cut_time: int = 0
     """No row below the start is later than this. It may be later than all of them."""
+    lineage: int = 0
+    """Which reset of the partition it is of (`group.lineages`): those of two lineages may have
+    other batches at the same offsets and places. The backend that gives a view out says so."""
 
     @property
     def readable(self) -> Adopted | None:
@@ -128,6 +131,23 @@ class View:
     def bytes_from(self, offset: int) -> int:
         """How much the batches from an offset on have in the log."""
         return int(self.size[self.batch_at(offset) :].sum(dtype=np.uint64))
+
+    def goes_on_in(self, later: View, at: int) -> bool:
+        """Whether the rows below an offset are known to be the same in a view of another lineage.
+
+        They are, if the batch before it is: a leader gives no batch the time of another one, and
+        logs that have one entry in common have all before it. What the backlog does not have any
+        more can't be compared.
+        """
+        if not at or self.lineage == later.lineage:
+            return True
+        mine, theirs = self.batch_at(at - 1), later.batch_at(at - 1)
+        if mine >= self.count or theirs >= later.count or int(self.first[mine]) >= at:
+            return False
+        # Compaction may have moved it in the log since.
+        own, others = self.columns[1:], later.columns[1:]
+        pairs: list[Any] = list(zip(own, others, strict=True))
+        return all(int(a[mine]) == int(b[theirs]) for a, b in pairs)
 
     def fitting(self, low: int, high: int, bytes_max: int) -> int:
         """Where batches end that begin at `low`, lie before `high` and have at most so many bytes.

@@ -14,8 +14,15 @@ allows: so what was given as "now" by one node can be closed by another whose cl
 is further ahead, the leader first asks that node for the latest time that a log has (`Clocks`):
 "now" is above all rows, and rows of another partition may have been stamped by a wrong clock.
 
-    question = time (8), table (8), partition (4), command          little endian
-    answer   = kind (1), what it says: an outcome of the machine in MessagePack, or an error
+A question also says which lineage of the partition its asker has seen, and its answer the one of
+the copy that gave it (`group.lineages`): a leader that was left behind by a reset refuses it. A
+node of an earlier release has no such service. It is asked by the one that it has, where nothing is
+known of a reset; where something is, it is not asked.
+
+    question = lineage (8), time (8), table (8), partition (4), command          little endian
+    answer   = lineage (8), kind (1), what it says: an outcome of the machine in MessagePack, or an
+               error
+    SERVICE_BEFORE has neither lineage
 """
 
 from __future__ import annotations
@@ -34,18 +41,23 @@ from lowmark.fault import decode_fault, encode_fault
 from lowmark.group import (
     COMMAND_BYTES,
     CallLost,
+    CopyOutdated,
     Future,
     Group,
     GroupBusy,
     Groups,
     GroupStopped,
+    Lineages,
+    NoService,
     NotLeader,
     OutcomeUnknown,
     QuarantinedHere,
     Reply,
     Superseded,
+    outdated,
 )
 from lowmark.holds import Hold, SafePoint, Span
+from lowmark.ids import group_name
 from lowmark.runtime import Buffer
 from lowmark.table.adopting import Adopted
 from lowmark.table.binding import Bound
@@ -63,13 +75,17 @@ from lowmark.table.commands import (
     decode,
 )
 from lowmark.table.errors import PartitionNotHere
-from lowmark.table.partition import Partition, group_name
+from lowmark.table.partition import Partition
 from lowmark.table.producers import Appended
 from lowmark.table.readers import Cursor, Lease
 from lowmark.table.state import Begun, Finished, SchemasKept, Ticked, Trimmed
 
-SERVICE: Final = "partition.propose"
+SERVICE: Final = "partition.propose.in"
+SERVICE_BEFORE: Final = "partition.propose"
+_LINEAGE = struct.Struct("<q")
 _HEAD = struct.Struct("<qqI")
+_BEFORE_MS: Final = 60_000
+"""For so long a node is taken for one of an earlier release."""
 _RETRY_MS = 50
 _WAITING_BYTES_MAX: Final = 64 << 20
 """Of commands of this node that are on their way."""
@@ -80,6 +96,7 @@ _UNTOUCHED = (
     GroupBusy,
     GroupStopped,
     QuarantinedHere,
+    CopyOutdated,
     PartitionNotHere,
 )
 """After these, the command was not applied and never will be."""
@@ -138,6 +155,7 @@ class Forwarding:
         *,
         copy: Callable[[int, int], Partition | None],
         routes: Callable[[int, int], tuple[int, ...]],
+        lineages: Lineages,
     ) -> None:
         self._groups = groups
         self._now_ms = groups.now_ms
@@ -147,6 +165,9 @@ class Forwarding:
         """The copy of a partition at this node."""
         self._routes = routes
         """The nodes that a partition is on."""
+        self._lineages = lineages
+        self._before: dict[int, int] = {}
+        """Nodes of an earlier release, and until when they are taken for that."""
         self._leaders: dict[tuple[int, int], int] = {}
         """Of partitions without a sound copy here: the node that led when it last answered, or that
         another node named as their leader."""
@@ -155,11 +176,14 @@ class Forwarding:
         self._waiting_bytes = 0
         self._open: dict[tuple[int, int], set[_Asked]] = {}
         """What other nodes were asked, and have not answered."""
-        self._calls.serve(SERVICE, self._asked)
+        self._calls.serve(SERVICE, self._asked_in)
+        self._calls.serve(SERVICE_BEFORE, self._asked)
 
     # -- at any node ------------------------------------------------------------------------------
 
-    def propose(self, table: int, number: int, command: Buffer, in_place: bool) -> Future[object]:
+    def propose(
+        self, table: int, number: int, command: Buffer, in_place: bool, at_least: int = 0
+    ) -> Future[object]:
         """Have a command applied by the node that leads a partition, which is not this one."""
         data = memoryview(command)[COMMAND_BYTES:] if in_place else command
         size = len(data)
@@ -169,7 +193,7 @@ class Forwarding:
         if full and not control:
             why = f"{self._waiting_bytes} bytes are on their way to other nodes"
             return Future.failed(GroupBusy(name, why=why))
-        head = _HEAD.pack(self._clock.now(), table, number)
+        head = _LINEAGE.pack(at_least) + _HEAD.pack(self._clock.now(), table, number)
         asked = _Asked(
             table,
             number,
@@ -207,18 +231,38 @@ class Forwarding:
         if left_ms <= 0:
             asked.future.reject(asked.error or NotLeader(name, leader=leader or None))
         elif copy is not None and copy.group.leads:
-            copy.group.propose(asked.command).then(partial(self._proposed, asked))
+            if copy.serves_caller(asked.at_least):
+                copy.group.propose(asked.command).then(partial(self._proposed, asked))
+            else:
+                self._again(asked, outdated(name, copy.lineage, asked.at_least))
         elif not leader or not self._groups.reaches(leader):
             key = (asked.table, asked.number)
             self._leaders.pop(key, None)
             self._turns[key] = self._turns.get(key, 0) + 1
             self._again(asked, NotLeader(name, leader=None))
         else:
-            asked.node = leader
-            self._open.setdefault((asked.table, asked.number), set()).add(asked)
-            self._calls.ask(leader, SERVICE, asked.question, timeout_ms=left_ms).then(
-                partial(self._answered, asked, asked.tries)
-            )
+            seen = self._lineages.of(name)
+            if copy is not None and copy.group.stopped is None:
+                seen = max(seen, copy.lineage)  # who leads that one is of the same
+            asked.has_seen(seen)
+            self._ask(asked, leader, left_ms)
+
+    def _ask(self, asked: _Asked, leader: int, left_ms: int) -> None:
+        before = self._before.get(leader, 0) > self._now_ms()
+        asked.node, question = leader, asked.question
+        if before and asked.at_least:
+            key = (asked.table, asked.number)
+            self._leaders.pop(key, None)
+            self._turns[key] = self._turns.get(key, 0) + 1
+            self._again(asked, outdated(asked.name, 0, asked.at_least))
+            return
+        if before:
+            question = question[_LINEAGE.size :]
+        service = SERVICE_BEFORE if before else SERVICE
+        self._open.setdefault((asked.table, asked.number), set()).add(asked)
+        self._calls.ask(leader, service, question, timeout_ms=left_ms).then(
+            partial(self._answered, asked, asked.tries, not before)
+        )
 
     def leader_changed(self, table: int, number: int, leader: int) -> None:
         """Whatever another node was asked, it can't answer any more as a leader."""
@@ -285,10 +329,16 @@ class Forwarding:
         else:
             asked.future.reject(error)
 
-    def _answered(self, asked: _Asked, tries: int, done: Future[bytes]) -> None:
+    def _answered(self, asked: _Asked, tries: int, told: bool, done: Future[bytes]) -> None:
+        """`told`: the answer says of which lineage it is."""
         if tries != asked.tries:
             return  # it was not waited for
         key, node, error = (asked.table, asked.number), asked.node, done.error
+        if isinstance(error, NoService) and not error.busy and told:
+            self._before[node] = self._now_ms() + _BEFORE_MS
+            self._closed(asked)
+            self._try(asked)  # at once: what came behind it comes behind it
+            return
         self._leaders.pop(key, None)
         turn = self._turns.pop(key, 0)
         if error is not None:
@@ -300,12 +350,15 @@ class Forwarding:
             self._again(asked, error)
             return
         try:
-            outcome, failure = _decoded(done.result())
+            lineage, answer = _of_lineage(done.result()) if told else (0, done.result())
+            outcome, failure = _decoded(answer)
         except (Corrupt, msgspec.MsgspecError) as bad:
             self._unknown(
                 asked, f"node {self._calls.name_of(node)} gave an answer that can't be read: {bad}"
             )
             return
+        if lineage > self._lineages.of(asked.name):
+            self._lineages.learn({asked.name: lineage})
         if isinstance(failure, _UNTOUCHED):
             leader = getattr(failure, "leader", None)
             if isinstance(leader, int) and leader != node:
@@ -334,7 +387,23 @@ class Forwarding:
 
     # -- at the leader ----------------------------------------------------------------------------
 
-    def _asked(self, address: str, sender: int, question: Buffer, reply: Reply) -> None:
+    def _asked_in(self, address: str, sender: int, question: Buffer, reply: Reply) -> None:
+        if len(question) < _LINEAGE.size + _HEAD.size:
+            reply(_LINEAGE.pack(0) + _failed(Corrupt("a question to a partition is too short")))
+            return
+        (at_least,) = _LINEAGE.unpack_from(question)
+        rest = memoryview(question)[_LINEAGE.size :]
+        _, table, number = _HEAD.unpack_from(rest)
+
+        def told(answer: bytes) -> None:
+            copy = self._copy(table, number)
+            reply(_LINEAGE.pack(0 if copy is None else copy.lineage) + answer)
+
+        self._asked(address, sender, rest, told, at_least=at_least)
+
+    def _asked(
+        self, address: str, sender: int, question: Buffer, reply: Reply, *, at_least: int = 0
+    ) -> None:
         del address
         if len(question) < _HEAD.size:
             reply(_failed(Corrupt("a question to a partition is too short")))
@@ -349,6 +418,8 @@ class Forwarding:
         copy = self._copy(TableId(table), number)
         if copy is None:
             reply(_failed(PartitionNotHere(table, number)))
+        elif not copy.serves_caller(at_least):
+            reply(_failed(outdated(copy.name, copy.lineage, at_least)))
         elif not copy.group.leads:
             reply(_failed(_not_here(copy.group)))
         else:
@@ -412,7 +483,18 @@ class _Asked:
 
     @property
     def command(self) -> bytes:
-        return self.question[_HEAD.size :]
+        return self.question[_LINEAGE.size + _HEAD.size :]
+
+    @property
+    def at_least(self) -> int:
+        """The lineage that its asker has seen."""
+        lineage: int = _LINEAGE.unpack_from(self.question)[0]
+        return lineage
+
+    def has_seen(self, lineage: int) -> None:
+        """Its asker has heard of this one by now."""
+        if lineage > self.at_least:
+            self.question = _LINEAGE.pack(lineage) + self.question[_LINEAGE.size :]
 
 
 def _with_room(question: Buffer) -> memoryview:
@@ -449,6 +531,12 @@ def _encoded(done: Future[object]) -> bytes:
     if isinstance(outcome, Trimmed):
         outcome = _cut_of(outcome)
     return bytes([_FIRST + _KINDS.index(type(outcome))]) + _encode(outcome)
+
+
+def _of_lineage(answer: bytes) -> tuple[int, bytes]:
+    if len(answer) < _LINEAGE.size:
+        raise Corrupt("an answer that says no lineage")
+    return _LINEAGE.unpack_from(answer)[0], answer[_LINEAGE.size :]
 
 
 def _decoded(answer: bytes) -> tuple[object, LowmarkError | None]:

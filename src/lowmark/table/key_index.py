@@ -75,6 +75,8 @@ class KeyIndex:
     runs: tuple[Run, ...] = ()
     end: int = 0
     """The offset of the next row to be indexed."""
+    lineage: int = 0
+    """Of the views that it was made of: in another one, offsets may be of other rows."""
 
     @property
     def keys(self) -> int:
@@ -149,18 +151,22 @@ class KeyIndex:
             hashes, places = hashes[valid], places[valid]
         after = behind if end is None else end
         if not len(hashes):
-            return KeyIndex(self.runs, after)
+            return KeyIndex(self.runs, after, self.lineage)
         # Which of equal hashes comes first does not matter here, and an unstable sort is quicker.
-        return KeyIndex(_merged_in(self.runs, _run_of(hashes, places, "quicksort")), after)
+        runs = _merged_in(self.runs, _run_of(hashes, places, "quicksort"))
+        return KeyIndex(runs, after, self.lineage)
 
     def without_below(self, offset: int) -> KeyIndex:
         """The index without the keys whose last row is below an offset, where a cut was made."""
         runs = (_cut(run, offset << 1) for run in self.runs)
-        return KeyIndex(tuple(run for run in runs if run is not None), max(self.end, offset))
+        left = tuple(run for run in runs if run is not None)
+        return KeyIndex(left, max(self.end, offset), self.lineage)
 
     def compact(self) -> KeyIndex:
         """The same index as one run: the smallest there is, and the quickest to look into."""
-        return KeyIndex((_merged(self.runs),), self.end) if len(self.runs) > 1 else self
+        if len(self.runs) <= 1:
+            return self
+        return KeyIndex((_merged(self.runs),), self.end, self.lineage)
 
 
 def _run_of(hashes: U64, places: U64, kind: Literal["quicksort", "stable"]) -> Run:

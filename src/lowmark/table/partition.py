@@ -10,8 +10,9 @@ import msgspec
 
 from lowmark.catalog import TableId
 from lowmark.errors import LowmarkError
-from lowmark.group import Future, Group
+from lowmark.group import CopyOutdated, Future, Group, Lineages
 from lowmark.holds import Hold, SafePoint, safe_point
+from lowmark.ids import PARTITIONS, group_name
 from lowmark.log import ReadPlan
 from lowmark.runtime import Buffer
 from lowmark.table.backlog import View
@@ -24,22 +25,16 @@ from lowmark.table.state import Outcome, State, Trimmed
 
 T = TypeVar("T")
 
-_PREFIX = "table."
 SNAPSHOT_BYTES = 64 << 20
 """A start reads the rows again that came after the last snapshot, though it needs their headers
 only. A snapshot has no rows, so it costs little to take one often.
 """
 
 
-def group_name(table: int, number: int) -> str:
-    """The group of a partition; ids are never used again, so neither is this name."""
-    return f"{_PREFIX}{table}.{number}"
-
-
 def parse_group_name(name: str) -> tuple[TableId, int] | None:
     """Which partition a group is of; None: of none."""
-    table, _, number = name.removeprefix(_PREFIX).partition(".")
-    if not name.startswith(_PREFIX) or not (table.isdigit() and number.isdigit()):
+    table, _, number = name.removeprefix(PARTITIONS).partition(".")
+    if not name.startswith(PARTITIONS) or not (table.isdigit() and number.isdigit()):
         return None
     return TableId(int(table)), int(number)
 
@@ -63,8 +58,12 @@ class Partition:
         number: int,
         *,
         cut_holds: Callable[[Partition], Iterable[Hold]] = lambda _: (),
+        lineages: Lineages | None = None,
     ) -> None:
         self._cut_holds = cut_holds
+        self._lineages = Lineages() if lineages is None else lineages
+        """What this node has heard of resets."""
+        self.name = group_name(table, number)
         self.table = table
         self.number = number
         self.machine = PartitionMachine()
@@ -109,6 +108,19 @@ class Partition:
         """Whether this copy is the only one and leads: then what it knows is what there is."""
         group = self._group
         return group is not None and group.ready and group.raft.core.singleton
+
+    @property
+    def lineage(self) -> int:
+        """Which reset of the partition this copy is of; may be asked on any thread."""
+        return self.group.lineage
+
+    def serves_caller(self, at_least: int) -> bool:
+        """Whether this copy may answer a caller that has seen that lineage (`group.lineages`)."""
+        return self._lineages.serves(self.name, self.lineage, at_least)
+
+    def check_caller(self, at_least: int) -> None:
+        """Refuse a caller that has seen a later lineage, as far as it or this node knows."""
+        self._lineages.check(self.name, self.lineage, at_least)
 
     @property
     def replicated(self) -> bool:
@@ -242,6 +254,8 @@ class Partition:
 
     def on_stopped(self, error: LowmarkError) -> None:
         """Wake the followers: they find out by asking."""
+        if isinstance(error, CopyOutdated):
+            self._lineages.learn({self.name: error.lineage})
         self._tell()
         self.when_stopped(error)
 

@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterable
 from itertools import chain
 
 from lowmark.catalog import TableId
-from lowmark.group import Future, Group, Groups, PeerListener, Reset
+from lowmark.group import Future, Group, Groups, Lineages, PeerListener, Reset
 from lowmark.holds import Hold
+from lowmark.ids import group_name
 from lowmark.log import GroupUnknown, Log
 from lowmark.runtime import Buffer
 from lowmark.table.commands import Control, encode_control
 from lowmark.table.errors import PartitionNotHere
 from lowmark.table.forwarding import Forwarding
-from lowmark.table.partition import Partition, accepted, group_name, parse_group_name
+from lowmark.table.partition import Partition, accepted, parse_group_name
 from lowmark.table.state import Outcome
 
 logger = logging.getLogger(__name__)
@@ -23,8 +24,12 @@ logger = logging.getLogger(__name__)
 class Distant:
     """The way to a partition that has no copy here."""
 
-    def __init__(self, forwarding: Forwarding, table: TableId, number: int) -> None:
+    def __init__(
+        self, forwarding: Forwarding, table: TableId, number: int, *, at_least: int = 0
+    ) -> None:
+        """`at_least`: the lineage that its caller has seen."""
         self._forwarding = forwarding
+        self._at_least = at_least
         self.table = table
         self.number = number
         self.name = group_name(table, number)
@@ -41,7 +46,7 @@ class Distant:
 
     def propose(self, command: Buffer, *, in_place: bool = False) -> Future[object]:
         """See `Partition`."""
-        return self._forwarding.propose(self.table, self.number, command, in_place)
+        return self._forwarding.propose(self.table, self.number, command, in_place, self._at_least)
 
     def ask(self, command: Control) -> Future[Outcome]:
         """See `Partition`."""
@@ -63,9 +68,13 @@ class Tables:
         self._log = log
         self._partitions: dict[tuple[TableId, int], Partition] = {}
         self._distant: dict[tuple[TableId, int], Distant] = {}
+        self.lineages = Lineages()
+        """What this node has heard of resets: of its own copies, and in answers of other nodes."""
         self._forwarding: Forwarding | None = None
         if routes is not None:
-            self._forwarding = Forwarding(groups, copy=self.here, routes=routes)
+            self._forwarding = Forwarding(
+                groups, copy=self.here, routes=routes, lineages=self.lineages
+            )
         self.holding_cuts: list[Callable[[Partition], Iterable[Hold]]] = []
         """What no cut that is asked for at this node may pass, beside what a partition knows: holds
         whose positions are offsets."""
@@ -85,8 +94,7 @@ class Tables:
         there = self._partitions.get((table, number))
         if there is not None:
             return there
-        partition = Partition(table, number, cut_holds=self._cut_holds)
-        partition.forwards = self._forwarding
+        partition = self._new(table, number)
         name = group_name(table, number)
         if self._has(name):
             group = self._groups.open(
@@ -97,6 +105,11 @@ class Tables:
                 name, partition.machine, members=members, listener=listener, observer=partition
             )
         return self._opened(partition, group)
+
+    def _new(self, table: TableId, number: int) -> Partition:
+        partition = Partition(table, number, cut_holds=self._cut_holds, lineages=self.lineages)
+        partition.forwards = self._forwarding
+        return partition
 
     def _cut_holds(self, partition: Partition) -> Iterable[Hold]:
         return chain.from_iterable(holding(partition) for holding in self.holding_cuts)
@@ -109,16 +122,26 @@ class Tables:
             raise PartitionNotHere(table, number) if unreadable is None else unreadable.again()
         return partition
 
-    def way(self, table: TableId, number: int) -> Partition | Distant:
-        """Where a command for a partition goes: to the copy here, or to one at another node."""
+    def answering(self, table: TableId, number: int, at_least: int) -> Partition:
+        """A copy that is here, and may answer a caller that has seen that lineage."""
+        partition = self.get(table, number)
+        partition.check_caller(at_least)
+        return partition
+
+    def way(self, table: TableId, number: int, *, at_least: int = 0) -> Partition | Distant:
+        """Where a command for a partition goes: to the copy here, or to one at another node.
+        `at_least`: the lineage that its caller has seen.
+        """
         partition = self._partitions.get((table, number))
         if partition is None and self._forwarding is not None:
+            if at_least:
+                return Distant(self._forwarding, table, number, at_least=at_least)
             distant = self._distant.get((table, number))
             if distant is None:  # the same one each time: producers number batches by their way
                 distant = Distant(self._forwarding, table, number)
                 self._distant[table, number] = distant
             return distant
-        return self.get(table, number) if partition is None else partition
+        return self.answering(table, number, at_least)
 
     def distant(self) -> set[TableId]:
         """The tables of which a way to a partition without a copy here is remembered."""
@@ -189,8 +212,7 @@ class Tables:
         name = group_name(table, number)
         if not self._has(name):
             raise PartitionNotHere(table, number)
-        partition = Partition(table, number, cut_holds=self._cut_holds)
-        partition.forwards = self._forwarding
+        partition = self._new(table, number)
         self._partitions.pop((table, number), None)
         group, done = self._groups.reset(
             name, partition.machine, listener=listener, observer=partition
@@ -201,8 +223,7 @@ class Tables:
         self, table: TableId, number: int, *, ask: Iterable[int], listener: PeerListener
     ) -> Future[Partition]:
         """Throw this node's copy away, and get another one from these nodes."""
-        partition = Partition(table, number, cut_holds=self._cut_holds)
-        partition.forwards = self._forwarding
+        partition = self._new(table, number)
         self._partitions.pop((table, number), None)
         made = self._groups.rebuild(
             group_name(table, number),
