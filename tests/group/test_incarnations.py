@@ -9,10 +9,13 @@ import pytest
 
 from group.cluster import FAST, TINY_LOG, Cluster, Member
 from group.kv import Row, put, value_of
+from group.test_reset import CONFIG as RESETTABLE
+from group.test_reset import grow, reset
 from lowmark.errors import LowmarkError, Rejected
 from lowmark.group import QuarantinedHere, Stage
 from lowmark.group.storage import GroupMeta
 from lowmark.group.wire import Item, Rejoin
+from lowmark.log import Damaged
 from lowmark.raft import (
     AppendResponse,
     HeartbeatResponse,
@@ -113,6 +116,44 @@ def test_a_damaged_copy_whose_last_record_is_lost_is_not_taken_for_what_it_was_l
     cluster.wait(member.rebuild())
     assert member.group().in_doubt
     wait_voter(cluster, 3, above=last)
+
+
+def test_a_damaged_copy_of_a_reset_group_hears_no_word_of_the_majority_it_was_reset_without() -> (
+    None
+):
+    # given a group that was reset at node 1, and has other members since, while the members that it
+    # was reset without go on by themselves
+    cluster = Cluster(0, spare=2, config=RESETTABLE, log_config=TINY_LOG)
+    cluster.make_leader(2)
+    cluster.propose(put("a", b"1"))
+    cluster.wait_even()
+    cluster.isolate(1)
+    survivor, _ = reset(cluster[1])
+    cluster.run_until(lambda: survivor.ready)
+    cluster.heal()
+    cluster.run_for(2_000)
+    for number in (4, 5):
+        cluster[number].create("g")
+    grow(cluster, cluster[1], [1, 4, 5])
+    old = cluster[1].group()
+    lineage, lost = old.status().lineage, old.incarnation
+    # when its first copy is damaged, and made anew
+    cluster[1].here.quarantine("g", Damaged("a segment", offset=0, what="it is"))
+    cluster.run_until(lambda: cluster[1].group().stopped is not None)
+    cluster.run_until(lambda: any(cluster[number].group().ready for number in (4, 5)))
+    cluster.wait(cluster[1].rebuild())
+    spoke: list[tuple[int, int]] = []
+
+    def back() -> bool:
+        core = cluster[1].group().raft.core
+        if not core.mute:
+            spoke.append((core.lineage, core.incarnation))
+        return bool(spoke)
+
+    cluster.run_until(back)
+    # then it speaks in the lineage of the reset group alone, as a later incarnation
+    assert spoke[0][0] == lineage
+    assert spoke[0][1] > lost
 
 
 def test_a_damaged_leaders_copy_is_rebuilt_by_the_next_leader() -> None:

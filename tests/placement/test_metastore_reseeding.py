@@ -7,9 +7,9 @@ import pytest
 from lowmark.catalog import AlterZone, TableId
 from lowmark.errors import MetastoreDamagedHere, QuarantinedHere
 from lowmark.log import Damaged
-from lowmark.metastore import GROUP
-from lowmark.metastore.identity import CATCHING_UP, DUE
-from placement.test_metastore_reset import run_until_members, start_again
+from lowmark.metastore import GROUP, cluster
+from lowmark.metastore.identity import DUE
+from placement.test_metastore_reset import reset_directory, run_until_members, start_again
 from placement.test_reseeding import is_sound
 from table.world import TableWorld, log_table
 
@@ -94,10 +94,48 @@ def test_a_crash_at_any_time_is_made_good_at_the_next_start(
     world.run_until(lambda: world[ill].here.renewed is not None)
     start_again(world)
     world.run_for(after_ms)
-    assert world[ill].here._identity.renewing in {DUE, CATCHING_UP, ""}
     # when it starts again after a power cut
     world[ill].crash()
     world[ill].start()
     # then it gets there all the same
     run_until_members(world, before)
     world.run_until(lambda: not world[ill].here._identity.renewing)
+
+
+def test_a_copy_that_is_damaged_again_and_again_waits_longer_each_time(
+    world: TableWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a node whose disk is sick
+    monkeypatch.setattr(cluster, "_AGAIN_MS", 3_000)
+    with_rows(world)
+    ill = min(voters(world) - {world.wait_leader().number})
+    took = []
+    for _ in range(4):
+        before = world.now_ms()
+        damage(world, ill)
+        world.run_until(lambda: world[ill].here.renewed is not None)
+        took.append(world.now_ms() - before)
+        start_again(world)
+        world.run_until(lambda: not world[ill].here._identity.renewing)
+    # then the process does not end again and again at once
+    assert took[0] < took[1] < took[2] < took[3]
+
+
+def test_a_copy_of_a_reset_metastore_is_not_thrown_away_on_the_word_of_those_it_left() -> None:
+    # given a metastore that was reset at node 1, by mistake: all others are alive
+    world = TableWorld(nodes=4)
+    world.execute(1, AlterZone(name="default", replicas=3))
+    world.run_for(8_000)
+    world.isolate(1)
+    world[1].crash(killed=True)
+    reset_directory(world[1])
+    world[1].start()
+    world.run_until(lambda: world[1].here.ready.done and world[1].metastore.coordinates)
+    # when its copy is damaged, and the others are there again
+    damage(world, 1)
+    world.run_until(lambda: world[1].metastore.group.stopped is not None)
+    world.heal()
+    # then it stays: it is the only one of its lineage
+    world.run_for(60_000)
+    assert world[1].here.renewed is None
+    assert "is damaged" in world[1].here.problem

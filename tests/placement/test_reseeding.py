@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from lowmark.catalog import AlterZone, TableId
 from lowmark.errors import QuarantinedHere
-from lowmark.log import NewerFormat
-from lowmark.placement import reseeding
+from lowmark.group import Future
+from lowmark.log import Damaged, NewerFormat
+from lowmark.placement import RebalanceConfig, reseeding
+from lowmark.placement.assignments import PartitionId
+from lowmark.placement.rebuilding import Rebuild
 from placement.test_moves import stable
 from placement.test_rebuilding import damaged, follower
 from table.world import TableWorld, log_table
@@ -138,3 +143,70 @@ def test_a_crash_in_between_is_gone_on_from(world: TableWorld) -> None:
         world[ill].start()
         # then the copy is made anew all the same, and no row is missing
         world.run_until(lambda: is_sound(world, table, ill, 5), timeout_ms=600_000)  # noqa: B023
+
+
+def test_a_disk_that_takes_no_note_costs_neither_the_copy_nor_the_node(world: TableWorld) -> None:
+    # given a disk that refuses to write down that the damaged copy is given up
+    table = world.create(1, log_table("events"))
+    world.append(table, rows=5)
+    world.run_for(500)
+    ill = follower(world, table)
+    world[ill].disk.fail_next("write", "rejoin/")
+    damaged(world, table, ill)
+    # then it is tried again
+    world.run_until(lambda: is_sound(world, table, ill, 5))
+
+
+def test_a_copy_that_is_moved_away_meanwhile_takes_no_turn_for_ever(world: TableWorld) -> None:
+    # given a copy that is being made anew, and goes
+    table = world.create(1, log_table("events"))
+    world.append(table, rows=5)
+    world.run_for(500)
+    ill = follower(world, table)
+    damaged(world, table, ill)
+    damages = world[ill].placement._reseeding._damaged
+    world.run_until(lambda: any(one.began is not None for one in damages.values()))
+    world.run_until(lambda: world[ill].tables.here(table, 0) is not None)
+    world[ill].tables.leave(table, 0)
+    # then nothing is waited for any more
+    world.run_until(lambda: not damages)
+
+
+def test_of_many_damaged_copies_a_few_are_made_anew_at_a_time(
+    world: TableWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given many damaged copies on one node, and leaders that answer late
+    tables = [world.create(1, log_table(f"events{number}")) for number in range(8)]
+    for table in tables:
+        world.append(table, rows=2)
+    world.run_for(1_000)
+    ill, asked, most = 3, set[PartitionId](), 0
+    rebuilding = world[ill].placement.rebuilding
+    begin, confirmed = rebuilding.begin, world[ill].placement.leaving.confirmed
+
+    def late(*given: Any, **more: Any) -> Future[tuple[int, ...]]:
+        whole: Future[tuple[int, ...]] = Future()
+        world.loop.call_later(2_500, lambda: confirmed(*given, **more).then(whole.follow))
+        return whole
+
+    def counted(partition: PartitionId, **more: Any) -> Future[Rebuild]:
+        nonlocal most
+        assert partition not in asked
+        asked.add(partition)
+        most = max(most, len(asked))
+        began = begin(partition, **more)
+        began.then(lambda _: asked.discard(partition))
+        return began
+
+    monkeypatch.setattr(world[ill].placement.leaving, "confirmed", late)
+    monkeypatch.setattr(rebuilding, "begin", counted)
+    groups = world[ill].groups
+    assert groups is not None
+    for table in tables:
+        name = world[ill].tables.get(table, 0).group.name
+        groups.quarantine(name, Damaged("a segment", offset=0, what="it is"))
+    # then no more than `moves_max` are asked for at a time, none twice, and all are sound at last
+    world.run_until(
+        lambda: all(is_sound(world, table, ill, 2) for table in tables), timeout_ms=300_000
+    )
+    assert 1 < most <= RebalanceConfig().moves_max

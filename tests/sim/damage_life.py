@@ -86,6 +86,8 @@ class _Damage:
     bits: list[int]
     content: bytes
     """Before anything was cut off; empty: bits were turned."""
+    spoilt: dict[int, int]
+    """The bytes with turned bits, as they are since."""
     at_ms: float
     named: bool = False
 
@@ -343,7 +345,9 @@ class DamageLife:
             for bit in bits:
                 file.flip_bit(bit)
         cut = b"" if bits else before
-        damage = _Damage(node.number, path, file.inode, bits, cut, world.loop.elapsed_us() / 1_000)
+        spoilt = {bit // 8: file.content[bit // 8] for bit in bits}
+        at_ms = world.loop.elapsed_us() / 1_000
+        damage = _Damage(node.number, path, file.inode, bits, cut, spoilt, at_ms)
         if _torn(node.disk) != torn:
             _mend(file, damage)
             self.counts["end of the WAL left alone"] += 1
@@ -425,7 +429,10 @@ def _torn(disk: SimDisk) -> list[int]:
 
 def _is_as_left(file: FileNode, damage: _Damage) -> bool:
     """Whether nothing was written over it."""
-    return not damage.content or file.content == damage.content[: len(file.content)]
+    if damage.content:
+        return file.content == damage.content[: len(file.content)]
+    size = len(file.content)
+    return all(at < size and file.content[at] == byte for at, byte in damage.spoilt.items())
 
 
 def _mend(file: FileNode, damage: _Damage) -> None:

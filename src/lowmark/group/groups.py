@@ -9,6 +9,8 @@ from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import NamedTuple
 
+import msgspec
+
 from lowmark.errors import Corrupt, LowmarkError, Rejected
 from lowmark.group import doubts, reset
 from lowmark.group.calls import Calls
@@ -287,7 +289,7 @@ class Groups:
         been lost with its last record: then the new copy is in doubt, see `doubts`.
         """
         future: Future[Group] = Future()
-        lost = self._damaged_identity(name) or self._identity(name)
+        lost = self._lost_identity(name)
         others = tuple(sorted({*lost.ask, *ask} - {self.node}))
         if not others:
             raise Rejected(
@@ -425,7 +427,7 @@ class Groups:
 
         If the node is added to the group again, its new copy will be another incarnation.
         """
-        lost = self._identity(name)
+        lost = self._lost_identity(name)
         note_lost(
             self._disk,
             name,
@@ -466,18 +468,17 @@ class Groups:
             in_doubt=meta.in_doubt or (found is not None and found.in_doubt),
         )
 
-    def _damaged_identity(self, name: str) -> Lost | None:
-        """As `_identity`, of a copy whose record may be an older one, or can't be read; None if
-        that can't be.
+    def _lost_identity(self, name: str) -> Lost:
+        """As `_identity`; in doubt where the copy is damaged. Its last record may be what was: one
+        that can be read says the least that it was, and one that can't says nothing.
         """
         try:
-            log = self._log.group(name)
-            if log.quarantined is None and log.meta:
-                return None
-            ask = self._identity(name).ask
+            log, known = self._log.group(name), self._identity(name)
         except Corrupt:
-            ask = ()
-        return Lost(incarnation=0, ask=ask, in_doubt=True)
+            return Lost(incarnation=0, ask=(), in_doubt=True)
+        if log.quarantined is None and log.meta:
+            return known
+        return msgspec.structs.replace(known, in_doubt=True)
 
     def save_commits(self) -> Future[None]:
         """Have all copies write down how far their logs are committed; when that is durable."""

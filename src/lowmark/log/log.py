@@ -367,10 +367,11 @@ class Log:
         self.check_writable()
         self.wal.roll()
 
-    def seal(self) -> None:
-        """Have a start know that all that is written now was synced, if nothing more comes."""
-        if not (self._closed or self._read_only):
-            self.wal.seal()
+    def seal(self) -> bool:
+        """Have a start know that all that is written now was synced, if nothing more comes; gives
+        whether it would.
+        """
+        return self._closed or self._read_only or self.wal.seal()
 
     def check_writable(self) -> None:
         """Raise what keeps the log from taking writes, if anything does."""

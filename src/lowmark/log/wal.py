@@ -380,23 +380,26 @@ class Wal:
         self._roll_asked = True
         self._plan_pump()
 
-    def seal(self) -> None:
-        """Say behind the last batch that it was synced, if nothing is being written.
+    def seal(self) -> bool:
+        """Say behind the last batch that it was synced, if nothing is being written; gives whether
+        that is said, or can't be.
 
         Otherwise a start can't tell a last batch that rotted from one that a crash has torn, and
         takes it for the second. A seal is a batch without records. It is not synced: killing a
         process does not take it away, and after a power cut the last batch may be torn. The next
         batch takes its place.
         """
-        here = self.number, self.sequence
-        if self._sealed == here or self.sequence < 2 or not self.idle:
-            return
-        file = self._handles.wal
+        here, file = (self.number, self.sequence), self._handles.wal
         if file is None or self.stopped is not None or self.closed:
-            return
+            return True
+        if not self.idle:
+            return False
+        if self._sealed == here or self.sequence < 2:
+            return True
         self._sealed, self._busy = here, True
         offset, buffers = self.durable_bytes, wal_format.encode_batch(*here, [])
         self._lane.submit(lambda: file.write_at(offset, buffers), self._finish_seal)
+        return False
 
     def _finish_seal(self, done: Outcome[None]) -> None:
         self._busy = False

@@ -216,6 +216,9 @@ class Presence:
 
 
 _RETRY_MS = 300
+_AGAIN_MS = 60_000
+"""How long a copy that is damaged again waits; twice as long each time."""
+_AGAIN_MS_MAX = 6 * 3_600_000
 _ASK_MS = 3_000
 _HOPS_MAX = 3
 """How often one question is sent on to where the leader is said to be."""
@@ -316,6 +319,7 @@ class Cluster:
         """Why this node was not let in again, the last time it asked."""
         self.renewed: MetastoreRenewed | None = None
         """Why this node must be started again: its copy of the metastore will be thrown away."""
+        self._renewals = self._identity.renewals, self._identity.renewed_ms
         self.look_for_others: Callable[[], None] = lambda: None
         """Called again and again while no leader is known: for nodes by way of which this one may
         come back (`may_come_by`)."""
@@ -468,7 +472,18 @@ class Cluster:
             self._reseeding.begin()
 
     def _can_do_without(self) -> None:
-        """The others have all that this damaged copy of the metastore ever had a part in."""
+        """The others have all that this damaged copy of the metastore ever had a part in.
+
+        One that is damaged again and again waits longer each time: its disk is sick.
+        """
+        now_ms, known = self._loop.wall_ms(), self._identity
+        since_ms = abs(now_ms - known.renewed_ms)
+        times = known.renewals if since_ms < _AGAIN_MS_MAX else 0
+        wait_ms = min(_AGAIN_MS << min(times - 1, 20), _AGAIN_MS_MAX) if times else 0
+        if since_ms < wait_ms:
+            self._loop.call_later(wait_ms - since_ms, self._reseeding.ask_again)
+            return
+        self._renewals = times + 1, now_ms
         self._give_up(MetastoreDamagedHere(self.node.name, why=self._log.damage(GROUP)))
 
     def _give_up(self, why: MetastoreRenewed) -> None:
@@ -479,7 +494,8 @@ class Cluster:
         if self._closed:
             return
         try:
-            self._save(renewing=DUE)
+            times, at_ms = self._renewals
+            self._save(renewing=DUE, renewals=times, renewed_ms=at_ms)
         except LowmarkError as failed:
             logger.warning("a renewal was not noted", extra={"reason": failed.message})
             self._loop.call_later(_RETRY_MS, lambda: self._note_renewal(why))
@@ -744,6 +760,11 @@ class Cluster:
             return self.renewed.message
         if self.refused is not None:
             return f"it was not let in again: {self.refused.message}"
+        if self._reseeding.asking:
+            return (
+                f"the copy of the metastore here is damaged: {self._log.damage(GROUP)}; it is made"
+                " anew when another node leads the metastore with a majority"
+            )
         older = [
             f"the directory of node {self._name_of(node)} is older than what this node has seen of"
             f" it (start {start}): it has no vote until its copies are made good"

@@ -29,12 +29,15 @@ logger = logging.getLogger(__name__)
 SERVICE: Final = "metastore.members"
 ASK_MS: Final = 3_000
 RETRY_MS: Final = 2_000
+SAY_EVERY: Final = 30
+"""So many rounds of asking in vain pass between two words of it in the log."""
 
 
 class _Members(msgspec.Struct, frozen=True, array_like=True):
     """Whom the leader knows as members; without a word of a majority, no one."""
 
     nodes: tuple[int, ...] = ()
+    lineage: int = 0
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -59,7 +62,9 @@ class Reseeding:
         self._metastore = metastore
         self._nodes = nodes
         self._can_go = can_go
-        self._asking = False
+        self.asking = False
+        """Whether the copy here is damaged, and no leader has said yet that it can go."""
+        self._rounds = 0
         self._closed = False
         self._calls.serve(SERVICE, self._asked)
 
@@ -71,13 +76,20 @@ class Reseeding:
 
     def begin(self) -> None:
         """The copy here is damaged: ask until it can go."""
-        if not self._asking:
-            self._asking = True
-            logger.warning("the copy of the metastore is damaged: the others are asked for another")
+        if not self.asking:
+            self.asking = True
             self._loop.call_soon(self._ask_all)
+
+    def ask_again(self) -> None:
+        """It could go, but not yet."""
+        if not self._closed:
+            self._ask_all()
 
     def _ask_all(self) -> None:
         left = sorted({*self._nodes()} - {self._node})
+        if self._rounds % SAY_EVERY == 0:
+            logger.warning("the copy of the metastore is damaged: the others are asked for another")
+        self._rounds += 1
 
         def ask() -> None:
             if self._closed:
@@ -90,15 +102,20 @@ class Reseeding:
 
         def answered(future: Future[bytes]) -> None:
             try:
-                nodes = _decode(future.result()).nodes
+                said = _decode(future.result())
             except (LowmarkError, msgspec.MsgspecError):
-                nodes = ()
-            if self._node in nodes and not self._closed:
+                said = _Members()
+            # An earlier lineage is another group, which a reset has left behind: it has not all
+            # that this one acknowledged.
+            if self._node in said.nodes and said.lineage >= self._lineage() and not self._closed:
                 self._can_go()
             else:
                 ask()
 
         ask()
+
+    def _lineage(self) -> int:
+        return self._metastore.group.status().lineage if self._metastore.has_copy else 0
 
     # -- a node that may lead ---------------------------------------------------------------------
 
@@ -112,6 +129,7 @@ class Reseeding:
         def confirmed(future: Future[object]) -> None:
             members = group.members()
             certain = future.error is None and group.ready and not members.joint
-            answer(_encode(_Members(tuple(sorted(members.everybody)) if certain else ())))
+            nodes = tuple(sorted(members.everybody)) if certain else ()
+            answer(_encode(_Members(nodes, group.status().lineage)))
 
         group.read(lambda _: None).then(confirmed)

@@ -643,8 +643,7 @@ class Node:
                 and all(group.log.row.snapshot_index >= goal for group, goal in due.items())
             ),
         )
-        self.log.seal()
-        self._within(SNAPSHOT_MS, lambda: self.log.wal.idle)
+        self._within(SNAPSHOT_MS, self.log.seal)
 
     def _keep_sealing(self) -> None:
         self.log.seal()

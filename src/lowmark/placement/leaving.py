@@ -54,6 +54,8 @@ class _Members(msgspec.Struct, frozen=True, array_like=True):
     certain: bool
     nodes: tuple[int, ...] = ()
     leader: int = 0
+    lineage: int = 0
+    """Of the group that this leads; an earlier release says 0."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -172,9 +174,14 @@ class Leaving:
         )
         self._on_gone(partition)
 
-    def confirmed(self, partition: PartitionId, nodes: Iterable[int]) -> Future[tuple[int, ...]]:
+    def confirmed(
+        self, partition: PartitionId, nodes: Iterable[int], *, lineage: int = 0
+    ) -> Future[tuple[int, ...]]:
         """The members of a partition's group, as its leader says and a majority has confirmed; none
         if none of these nodes can say that.
+
+        What leads an earlier lineage than this is another group, which a reset has left behind: it
+        has not all that this one's members acknowledged.
         """
         whole: Future[tuple[int, ...]] = Future()
         left = sorted(set(nodes) - {self._node})
@@ -190,7 +197,7 @@ class Leaving:
                 said = _decode_members(future.result())
             except (LowmarkError, msgspec.MsgspecError):
                 said = _Members(certain=False)
-            if said.certain:
+            if said.certain and said.lineage >= lineage:
                 whole.resolve(said.nodes)
             elif left:
                 ask(said.leader if said.leader in left else left[0])
@@ -227,6 +234,7 @@ class Leaving:
                 answer(_encode(_Members(certain=False)))
                 return
             nodes = tuple(sorted(members.everybody | members.returning))
-            answer(_encode(_Members(certain=True, nodes=nodes)))
+            own = group.status().lineage
+            answer(_encode(_Members(certain=True, nodes=nodes, lineage=own)))
 
         copy.group.read(lambda _: None).then(confirmed)

@@ -122,6 +122,8 @@ class Rebuilding:
         self._moves = moves
         self._leaving = leaving
         self._started = started
+        self._making: set[PartitionId] = set()
+        """Copies that are being made."""
         self._calls.serve(SERVICE, self._asked)
 
     # -- at any node ------------------------------------------------------------------------------
@@ -224,7 +226,8 @@ class Rebuilding:
         except LowmarkError as error:
             return Future.failed(error)
         whole: Future[Rebuild] = Future()
-        self._leaving.confirmed(partition, asked.others).then(
+        lineage = 0 if copy is None else copy.group.status().lineage
+        self._leaving.confirmed(partition, asked.others, lineage=lineage).then(
             partial(self._confirmed, whole, partition, copy, asked, cause)
         )
         return whole
@@ -279,7 +282,7 @@ class Rebuilding:
                     hint="Its copy goes by itself; `lowmark partition list` shows the others.",
                 )
             )
-        elif self._tables.here(*partition) is not copy:
+        elif self._tables.here(*partition) is not copy or partition in self._making:
             whole.reject(Unavailable(f"the copy of {asked.name} is being rebuilt already"))
         else:
             said = Rebuild(self._node, "planned", cause, others=asked.others)
@@ -293,7 +296,11 @@ class Rebuilding:
                     above=above,
                 )
             if not asked.dry_run:
-                self._throw_away(partition, asked, cause)
+                try:
+                    self._throw_away(partition, asked, cause)
+                except LowmarkError as error:  # the note of it can't be written, say
+                    whole.reject(error)
+                    return
                 said = msgspec.structs.replace(said, stage="asking", applied=0, rows=0)
             whole.resolve(said)
 
@@ -304,9 +311,11 @@ class Rebuilding:
         )
         listener = self._moves.listener(partition)
         made = self._tables.rebuild(*partition, ask=asked.others, listener=listener)
+        self._making.add(partition)
         made.then(partial(self._made, partition))
 
     def _made(self, partition: PartitionId, future: Future[Partition]) -> None:
+        self._making.discard(partition)
         if future.error is not None:  # the next start makes it: the note stays
             logger.error("a copy can't be made anew", extra={"reason": future.error.message})
         else:
@@ -314,14 +323,19 @@ class Rebuilding:
 
     def _state(self, partition: PartitionId, asked: _Ask) -> Rebuild:
         copy = self._tables.here(*partition)
-        if copy is None:  # the old one is not gone yet
-            return Rebuild(self._node, "asking")
+        if copy is None:
+            if partition not in self._making:
+                raise Unavailable(f"the copy of {asked.name} is not being made")
+            return Rebuild(self._node, "asking")  # the old one is not gone yet
         group, members = copy.group, copy.group.members()
         if group.stopped is not None:
             raise group.stopped.again()
-        stage = "asking" if group.incarnation <= asked.above else "learner"
         # What it applies first are members of earlier days: it was one of them, as another copy.
-        if members.incarnation(self._node) > asked.above and not members.joint:
+        if group.waits or group.incarnation <= asked.above:
+            stage = "asking"
+        elif members.incarnation(self._node) != group.incarnation or members.joint:
+            stage = "learner"
+        else:
             stage = "voter" if self._node in members.incoming else "learner"
         return Rebuild(
             self._node,

@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from functools import partial
+from heapq import nsmallest
 from typing import Final
 
 from lowmark.errors import CopySound, LowmarkError
@@ -33,6 +34,8 @@ from lowmark.table import Tables
 logger = logging.getLogger(__name__)
 
 LOOK_MS: Final = 1_000
+STANDS_MS: Final = 30_000
+"""One that was thrown away, and that no leader has added since, leaves its turn to others."""
 RETRY_MS: Final = 2_000
 RETRY_MS_MAX: Final = 60_000
 AGAIN_MS: Final = 60_000
@@ -45,9 +48,18 @@ class _Damaged:
     """A copy that is in quarantine, or is made anew."""
 
     due_ms: int
+    """When it is asked for, or was thrown away."""
     tries: int = 0
+    asking: bool = False
     began: Rebuild | None = None
     """How the new copy began; None: the damaged one is there."""
+    stage: str = ""
+
+    def takes_a_turn(self, now_ms: int) -> bool:
+        """Whether it is one of those that are made anew at a time."""
+        if self.began is None:
+            return self.asking
+        return self.stage == "learner" or now_ms - self.due_ms < STANDS_MS
 
 
 class Reseeding:
@@ -83,6 +95,9 @@ class Reseeding:
 
     def _wait_ms(self, partition: PartitionId) -> int:
         times, at_ms = self._made.get(partition, (0, 0))
+        if self._now_ms() - at_ms > AGAIN_MS_MAX:
+            times = 0
+            self._made.pop(partition, None)
         wait_ms = min(AGAIN_MS << min(times - 1, 20), AGAIN_MS_MAX) if times else 0
         return max(0, at_ms + wait_ms - self._now_ms())
 
@@ -100,15 +115,18 @@ class Reseeding:
         self._looking = False
         if self._closed:
             return
-        now_ms, free = self._now_ms(), self._at_once
+        now_ms = self._now_ms()
         for partition, one in list(self._damaged.items()):
             if one.began is not None:
-                free -= 1
                 self._rebuilding.look(partition, one.began).then(partial(self._seen, partition))
-        for partition, one in list(self._damaged.items()):
-            if one.began is None and one.due_ms <= now_ms and free > 0:
-                free -= 1
-                self._begin(partition, one)
+        free = self._at_once - sum(one.takes_a_turn(now_ms) for one in self._damaged.values())
+        waiting = [
+            (one.due_ms, partition)
+            for partition, one in self._damaged.items()
+            if one.began is None and not one.asking and one.due_ms <= now_ms
+        ]
+        for _, partition in nsmallest(max(0, free), waiting):  # those that have waited longest
+            self._begin(partition, self._damaged[partition])
         if self._damaged:
             self._soon()
 
@@ -117,21 +135,25 @@ class Reseeding:
             del self._damaged[partition]  # it was thrown away, by an operator or with its table
             return
         one.tries += 1
-        one.due_ms = self._now_ms() + min(RETRY_MS << min(one.tries, 10), RETRY_MS_MAX)
+        one.asking = True
         self._rebuilding.begin(partition, node=self._node).then(partial(self._began, partition))
 
     def _began(self, partition: PartitionId, future: Future[Rebuild]) -> None:
         one = self._damaged.get(partition)
         if one is None or self._closed:
             return
+        one.asking = False
+        now_ms = self._now_ms()
+        one.due_ms = now_ms
         if isinstance(future.error, CopySound):
             del self._damaged[partition]
         elif future.error is not None:
+            one.due_ms += min(RETRY_MS << min(one.tries, 10), RETRY_MS_MAX)
             self._stays(partition, one, future.error)
         else:
             one.began = future.result()
             times, _ = self._made.get(partition, (0, 0))
-            self._made[partition] = times + 1, self._now_ms()
+            self._made[partition] = times + 1, now_ms
 
     def _stays(self, partition: PartitionId, one: _Damaged, why: LowmarkError) -> None:
         said = logger.warning if one.tries == 1 else logger.info
@@ -148,7 +170,9 @@ class Reseeding:
         one = self._damaged.get(partition)
         if one is None or self._closed:
             return
-        if future.error is not None or future.result().stage == "voter":
+        if future.error is None:
+            one.stage = future.result().stage
+        if future.error is not None or one.stage == "voter":
             # If it has stopped again, it is looked at as any that stops.
             del self._damaged[partition]
             self.look(partition)

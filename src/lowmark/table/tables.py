@@ -224,7 +224,6 @@ class Tables:
     ) -> Future[Partition]:
         """Throw this node's copy away, and get another one from these nodes."""
         partition = self._new(table, number)
-        self._partitions.pop((table, number), None)
         made = self._groups.rebuild(
             group_name(table, number),
             partition.machine,
@@ -232,6 +231,7 @@ class Tables:
             listener=listener,
             observer=partition,
         )
+        self._partitions.pop((table, number), None)
         return made.map(lambda group: self._opened(partition, group))
 
     def _opened(self, partition: Partition, group: Group) -> Partition:
