@@ -98,6 +98,7 @@ PARTITION = NUMBERS | {
     "trimmed_to",
     "held_by",
     "held_until",
+    "lineage",
 }
 
 

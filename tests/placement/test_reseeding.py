@@ -164,7 +164,10 @@ def test_a_copy_that_is_moved_away_meanwhile_takes_no_turn_for_ever(world: Table
     world.run_for(500)
     ill = follower(world, table)
     damaged(world, table, ill)
-    damages = world[ill].placement._reseeding._damaged
+    world.run_until(lambda: world[ill].placement._reseeding is not None)
+    reseeds = world[ill].placement._reseeding
+    assert reseeds is not None
+    damages = reseeds._damaged
     world.run_until(lambda: any(one.began is not None for one in damages.values()))
     world.run_until(lambda: world[ill].tables.here(table, 0) is not None)
     world[ill].tables.leave(table, 0)

@@ -85,7 +85,6 @@ from lowmark.metastore.nodes import (
     check_node,
     lease_of,
 )
-from lowmark.metastore.reseeding import Reseeding
 from lowmark.metastore.state import LeaseAnswer
 from lowmark.metastore.store import Metastore, MetastoreConfig
 from lowmark.metastore.watches import Event
@@ -93,7 +92,9 @@ from lowmark.runtime import Disk, PeerRefused, Runtime
 
 if TYPE_CHECKING:
     from lowmark.metastore.replacing import Judge, has_left, joins_nothing
+    from lowmark.metastore.reseeding import Reseeding
 else:
+    (Reseeding,) = deferred("lowmark.metastore.reseeding", "Reseeding")
     has_left, joins_nothing = deferred("lowmark.metastore.replacing", "has_left", "joins_nothing")
 
 logger = logging.getLogger(__name__)

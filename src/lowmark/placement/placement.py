@@ -71,7 +71,6 @@ from lowmark.placement.moves import Moves
 from lowmark.placement.operations import REBALANCE_KEY, Operations
 from lowmark.placement.progress import Progress
 from lowmark.placement.rebuilding import Rebuilding
-from lowmark.placement.reseeding import Reseeding
 from lowmark.placement.resetting import Outdated, Resetting
 from lowmark.placement.target import Place, first
 from lowmark.placement.writes import carry_out
@@ -81,8 +80,10 @@ from lowmark.table import Tables, group_name
 
 if TYPE_CHECKING:
     from lowmark.placement.replacing import Replacing
+    from lowmark.placement.reseeding import Reseeding
 else:
     (Replacing,) = deferred("lowmark.placement.replacing", "Replacing")
+    (Reseeding,) = deferred("lowmark.placement.reseeding", "Reseeding")
 
 logger = logging.getLogger(__name__)
 
@@ -190,10 +191,9 @@ class Placement:
         self._outdated = Outdated(
             runtime.loop, cluster, tables, moves=self.moves, started=self._opened
         )
-        self._reseeds = config.reseed
-        self._reseeding = Reseeding(
-            runtime.loop, self._node, tables, self.rebuilding, at_once=config.moves_max
-        )
+        self._reseeding: Reseeding | None = None
+        """Made when the first copy is damaged."""
+        self._config = config
         self._copies = Copies(
             runtime.loop, tables, listener=self.moves.listener, on_there=self._there
         )
@@ -235,7 +235,8 @@ class Placement:
         self.leaving.close()
         self.resetting.close()
         self._outdated.close()
-        self._reseeding.close()
+        if self._reseeding is not None:
+            self._reseeding.close()
         if self._following is not None:
             self._following.close()
         for table in list(self._waiting):
@@ -691,8 +692,17 @@ class Placement:
     def _look_at_copy(self, partition: PartitionId) -> None:
         """One that has stopped may have to be made anew."""
         self._outdated.look(partition)
-        if self._reseeds:
-            self._reseeding.look(partition)
+        if not self._config.reseed or not self._tables.damage(*partition):
+            return
+        if self._reseeding is None:
+            self._reseeding = Reseeding(
+                self._loop,
+                self._node,
+                self._tables,
+                self.rebuilding,
+                at_once=self._config.moves_max,
+            )
+        self._reseeding.look(partition)
 
     def _settled(self, table: TableId, number: int) -> None:
         waiting = self._waiting.get(table)
