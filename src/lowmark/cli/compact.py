@@ -255,7 +255,8 @@ def compact(
     ledger_bytes, trimmed_bytes, too_young_rows, held_until, ready_at (from when on the first of
     those rows is old enough), hint (what to do until then); and partitions, each with these and its
     partition, state, why, base, base_epoch, low, horizon, rows, bytes, manifest, files_written,
-    rows_checked, read_from (segments, or the address of a server), trimmed_to, held_by.
+    rows_checked, read_from (segments, or the address of a server), trimmed_to, held_by, lineage (of
+    the partition when it was planned; 0, if it was never reset).
 
     rows_live does not count deletes that are kept; those are in deletes. bytes_read counts the
     backlog once for each pass over it: once for the keys, or once for each range of them that fits

@@ -216,6 +216,7 @@ class Presence:
             one.reject(error.again())
 
 
+MEMBERS_SERVICE = "metastore.members"
 _RETRY_MS = 300
 _AGAIN_MS = 60_000
 """How long a copy that is damaged again waits; twice as long each time."""
@@ -287,13 +288,9 @@ class Cluster:
         self._groups = groups
         self._presence = Presence(runtime, self.metastore)
         self._coordinator = Coordinator(runtime, groups, self.metastore)
-        self._reseeding = Reseeding(
-            runtime.loop,
-            groups,
-            self.metastore,
-            nodes=lambda: map(int, self._identity.peers),
-            can_go=self._can_do_without,
-        )
+        self._reseeding: Reseeding | None = None
+        """Made when it is needed, here or by another node."""
+        groups.calls.serve(MEMBERS_SERVICE, lambda *asked: self._reseeds().asked(*asked))
         found = load_identity(runtime.disk)
         if found is None or found.number != node.number:
             raise Rejected("a node is identified before it joins a cluster")
@@ -361,7 +358,8 @@ class Cluster:
 
     def _close(self) -> None:
         self._coordinator.close()
-        self._reseeding.close()
+        if self._reseeding is not None:
+            self._reseeding.close()
         self.metastore.close()
         if self._leaving is not None and not self._leaving.done:
             self._leaving.reject(
@@ -380,7 +378,7 @@ class Cluster:
             return
         if damage and self._identity.peers and not self._has_record():
             # What this copy was can't be read, so it can't be opened, only given up.
-            self._reseeding.begin()
+            self._reseeds().begin()
             return
         # Before anything is made: a copy that is lost or damaged must not be replaced by a new one.
         check_metastore(self._disk, self._log, self._identity)
@@ -470,7 +468,19 @@ class Cluster:
             told = self.damage or error.again()
             self._loop.call_soon(lambda: self.ready.reject(told))
         elif self._log.group(GROUP).damaged:
-            self._reseeding.begin()
+            self._reseeds().begin()
+
+    def _reseeds(self) -> Reseeding:
+        if self._reseeding is None:
+            self._reseeding = Reseeding(
+                self._loop,
+                self._groups,
+                self.metastore,
+                nodes=lambda: map(int, self._identity.peers),
+                can_go=self._can_do_without,
+                service=MEMBERS_SERVICE,
+            )
+        return self._reseeding
 
     def _can_do_without(self) -> None:
         """The others have all that this damaged copy of the metastore ever had a part in.
@@ -482,7 +492,7 @@ class Cluster:
         times = known.renewals if since_ms < _AGAIN_MS_MAX else 0
         wait_ms = min(_AGAIN_MS << min(times - 1, 20), _AGAIN_MS_MAX) if times else 0
         if since_ms < wait_ms:
-            self._loop.call_later(wait_ms - since_ms, self._reseeding.ask_again)
+            self._loop.call_later(wait_ms - since_ms, self._reseeds().ask_again)
             return
         self._renewals = times + 1, now_ms
         self._give_up(MetastoreDamagedHere(self.node.name, why=self._log.damage(GROUP)))
@@ -761,7 +771,7 @@ class Cluster:
             return self.renewed.message
         if self.refused is not None:
             return f"it was not let in again: {self.refused.message}"
-        if self._reseeding.asking:
+        if self._reseeding is not None and self._reseeding.asking:
             return (
                 f"the copy of the metastore here is damaged: {self._log.damage(GROUP)}; it is made"
                 " anew when another node leads the metastore with a majority"

@@ -26,7 +26,6 @@ from lowmark.runtime import Buffer, Loop
 
 logger = logging.getLogger(__name__)
 
-SERVICE: Final = "metastore.members"
 ASK_MS: Final = 3_000
 RETRY_MS: Final = 2_000
 SAY_EVERY: Final = 30
@@ -55,6 +54,7 @@ class Reseeding:
         *,
         nodes: Callable[[], Iterable[int]],
         can_go: Callable[[], None],
+        service: str,
     ) -> None:
         self._loop = loop
         self._calls = groups.calls
@@ -66,7 +66,7 @@ class Reseeding:
         """Whether the copy here is damaged, and no leader has said yet that it can go."""
         self._rounds = 0
         self._closed = False
-        self._calls.serve(SERVICE, self._asked)
+        self._service = service
 
     def close(self) -> None:
         """Ask no more."""
@@ -97,7 +97,7 @@ class Reseeding:
             if not left:
                 self._loop.call_later(RETRY_MS, self._ask_all)
                 return
-            asked = self._calls.ask(left.pop(0), SERVICE, b"", timeout_ms=ASK_MS)
+            asked = self._calls.ask(left.pop(0), self._service, b"", timeout_ms=ASK_MS)
             asked.then(answered)
 
         def answered(future: Future[bytes]) -> None:
@@ -119,7 +119,8 @@ class Reseeding:
 
     # -- a node that may lead ---------------------------------------------------------------------
 
-    def _asked(self, address: str, sender: int, question: Buffer, answer: Reply) -> None:
+    def asked(self, address: str, sender: int, question: Buffer, answer: Reply) -> None:
+        """Who belongs to the metastore's group?"""
         del address, sender, question
         group = self._metastore.group if self._metastore.has_copy else None
         if group is None or group.stopped is not None or not group.ready:
