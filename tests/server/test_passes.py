@@ -18,7 +18,6 @@ import lowmark
 from eventually import eventually
 from frames.alone import in_task, sent
 from lowmark.backend import passing
-from lowmark.backend.connection import location_of
 from lowmark.backend.operating import MakePassAsk, PassReply, operated
 from lowmark.backend.passing import Given, make, secret_for
 from lowmark.backend.remote import RemoteBackend
@@ -38,6 +37,7 @@ from lowmark.frames import LowmarkSource
 from lowmark.metastore import Put
 from lowmark.node import pass_actions as limits
 from lowmark.node import tokens as tokens_module
+from lowmark.node.addresses import location_of
 from lowmark.node.token_messages import EndPassAsk
 from lowmark.table import Finish
 from lowmark.tokens import PASS_PREFIX, Right, Secret, drawn

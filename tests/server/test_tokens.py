@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 import lowmark
 from eventually import eventually
-from lowmark.backend.connection import location_of
 from lowmark.cli.app import app
 from lowmark.errors import (
     TokenExists,
@@ -24,6 +23,7 @@ from lowmark.errors import (
     TokenUnknown,
     Unauthenticated,
 )
+from lowmark.node.addresses import location_of
 from lowmark.server import Server
 from lowmark.tokens import drawn
 from server.world import COLUMNS, Served

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import re
 import socket
 from dataclasses import dataclass, replace
@@ -24,8 +25,9 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import TypeAlias
 
 from lowmark.errors import Rejected
+from lowmark.node.owner import SCHEME, is_plain_path
 from lowmark.runtime import AddressInUse, AddressUnusable, host_and_port
-from lowmark.runtime.network import TLS_SCHEME
+from lowmark.runtime.network import named_together, speaks_tls
 
 DEFAULT_ENDPOINT = "127.0.0.1:6570"
 _ODD = re.compile(r"[\s,;/@?#]")
@@ -152,10 +154,39 @@ def peers_beside(endpoint: str) -> str:
 
 
 def addresses_of(given: str) -> list[str]:
-    """Addresses with commas between them, each once. TLS before the first is meant for all."""
-    scheme = TLS_SCHEME if given.strip().startswith(TLS_SCHEME) else ""
-    found = [f"{scheme}{one.strip().removeprefix(scheme)}" for one in given.split(",")]
-    return [_checked(one) for one in dict.fromkeys(found)]
+    """Addresses of nodes with commas between them; see `named_together`."""
+    return [_checked(one) for one in named_together(given.split(","))]
+
+
+def location_of(address: str) -> str:
+    """An address as Flight has it: `host:port`, with `lowmark+tls://` before it if its server
+    speaks TLS, or `unix:PATH`.
+    """
+    if address.startswith(("grpc+", "grpc://")):
+        return address
+    path = unix_path(address)
+    if path is not None:
+        if not is_plain_path(path):
+            raise Rejected(
+                f"{path} can't be the path of a socket: Arrow Flight would take another one",
+                hint="Use letters, digits and ._-+ alone.",
+            )
+        return f"grpc+unix://{path}"
+    host, port = host_and_port(address)
+    if _ODD.search(host):
+        raise Rejected(
+            f"{address!r} is not the address of a server",
+            hint="Give a host and its port, like 127.0.0.1:6570; of several nodes of a cluster,"
+            " with commas between.",
+        )
+    return f"{'grpc+tls' if speaks_tls(address) else 'grpc+tcp'}://{joined(host, port)}"
+
+
+def unix_path(address: str) -> str | None:
+    """The path of a Unix socket, from the root on; None: it is no such address."""
+    if not address.startswith(SCHEME):
+        return None
+    return os.path.abspath(address.removeprefix(SCHEME).removeprefix("//"))
 
 
 def joined(host: str, port: int) -> str:

@@ -17,7 +17,6 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from lowmark.backend.connection import location_of, unix_path
 from lowmark.backend.exits import at_exit, come_first
 from lowmark.backend.forks import check_fork, made
 from lowmark.backend.protocol import CALL, HELLO
@@ -25,7 +24,7 @@ from lowmark.client import Database
 from lowmark.errors import LowmarkError, Rejected
 from lowmark.formatting import insecure_words
 from lowmark.node.action import Action, Call
-from lowmark.node.addresses import Guard, Place, place_of
+from lowmark.node.addresses import Guard, Place, location_of, place_of, unix_path
 from lowmark.node.callers import calling
 from lowmark.node.listener import Listener
 from lowmark.node.owner import SCHEME
