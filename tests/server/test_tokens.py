@@ -90,17 +90,32 @@ def test_a_token_is_taken_from_a_file_and_from_the_environment(
     served: Served, token: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "token"
-    file.write_text(f"{token}\n")
-    file.chmod(0o600)
+    file.touch(mode=0o600)
     monkeypatch.setenv("LOWMARK_TOKEN_FILE", str(file))
-    with lowmark.connect(served.address) as there:
-        assert there.tokens.list()
+    for text in (f"{token}\n", f"\n {token} \r\n# of the operators\n"):  # its first line
+        file.write_text(text)
+        with lowmark.connect(served.address) as there:
+            assert there.tokens.list()
     # and what is given counts before both
     with pytest.raises(TokenUnknown):
         lowmark.connect(served.address, token=drawn().reveal())
+    lowmark.connect(served.address, token=f"{token}\n").close()
     monkeypatch.setenv("LOWMARK_TOKEN_FILE", str(tmp_path / "none"))
     with pytest.raises(lowmark.errors.Rejected, match="can't be read"):
         lowmark.connect(served.address)
+
+
+def test_a_token_that_others_may_read_is_warned_of_once_a_process(
+    served: Served, token: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "token"
+    file.write_text(token)
+    file.chmod(0o644)
+    for _ in range(2):
+        words = ["status", "--node", served.address, "--token-file", str(file)]
+        assert runner.invoke(app, words).exit_code == 0
+    said = [one.getMessage() for one in caplog.records]
+    assert said.count("other users of this machine may read a token; close its file to them") == 1
 
 
 def test_what_is_no_token_is_refused_before_anything_is_sent() -> None:

@@ -20,6 +20,7 @@ import errno
 import os
 import re
 import socket
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import TypeAlias
@@ -99,19 +100,23 @@ class Guard:
 
     def check(self, *places: Place) -> None:
         """Refuse addresses at which strangers could come in."""
-        for address in self.open_at(*places):
-            if not self.insecure:
-                raise NotLoopback(address, missing=self._missing())
+        for place in () if self.insecure else self._open(places):
+            there = place.advertised
+            if is_loopback(there):  # it is the other address that others can reach
+                there = place.listens_at
+            raise NotLoopback(there, missing=self._missing())
 
     def open_at(self, *places: Place) -> tuple[str, ...]:
         """The addresses, as others are told them, at which strangers can come in."""
-        if not self._missing():
-            return ()
-        return tuple(
-            place.advertised
+        return tuple(place.advertised for place in self._open(places))
+
+    def _open(self, places: Iterable[Place]) -> list[Place]:
+        return [
+            place
             for place in places
-            if not (is_loopback(place.listens_at) and is_loopback(place.advertised))
-        )
+            if self._missing()
+            and not (is_loopback(place.listens_at) and is_loopback(place.advertised))
+        ]
 
     def _missing(self) -> str:
         absent = {"TLS": not self.tls, "tokens": not self.tokens}

@@ -87,6 +87,7 @@ from lowmark.node.token_actions import TokenActions
 from lowmark.node.tokens import Tokens
 from lowmark.placement import Adjust, MetastoreMembers, Placement
 from lowmark.runtime import Disk, RealDisk, RealLoop, TlsFiles, host_and_port, real_runtime
+from lowmark.runtime.certificates import check_files
 from lowmark.runtime.disk import closing_command, open_to_others, what_others_may
 from lowmark.runtime.network import TLS_SCHEME, speaks_tls
 from lowmark.runtime.refusals import TlsNeeded, TlsNotSpoken
@@ -182,6 +183,12 @@ class NodeOptions:
             _ = self.join and addresses_of(self.join)
             check_mode(self.tls, self.tls_mode)
 
+    def check_certificate(self) -> None:
+        """Refuse one that other nodes would refuse, before anything is made."""
+        if self.tls and not self.embedded:
+            _, peers = self.places()
+            check_files(TlsFiles.of_folder(self.tls), host_and_port(peers.advertised)[0])
+
     @property
     def speaks_tls(self) -> str:
         """How it speaks TLS with other nodes (`PeerAddress.tls`)."""
@@ -219,6 +226,7 @@ class Node:
         self.open_at: list[str] = []
         """The addresses at which strangers can come in; of servers of an embedded one, too."""
         options.check()
+        options.check_certificate()
         # Asked before anything is opened: nothing has to be closed if no node answers.
         ways = _ways(options) if options.join else []
         join = _seed(options, ways, self.settings.ledger.location)

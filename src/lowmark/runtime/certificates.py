@@ -134,6 +134,11 @@ class Certificates:
         logger.info("certificates were read again", extra={"path": self._files.certificate})
 
 
+def check_files(files: TlsFiles, host: str) -> None:
+    """Refuse files that can't be used, or by which no peer would believe that we are this host."""
+    _read_at_start(files).check_ours(host)
+
+
 def _look(files: TlsFiles, known: _Marks, now: Tls, hosts: tuple[str, ...]) -> _Found | None:
     """On the lane: what the files say, if that is not what they said; None, if it is."""
     marks = _marks(files)
