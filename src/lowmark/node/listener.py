@@ -111,8 +111,8 @@ class DataCalls(Protocol):
     def schema(self, descriptor: Any) -> pyarrow.Schema:
         """`GetSchema`."""
 
-    def is_ours(self, ticket: bytes) -> bool:
-        """Whether only a client of ours asks so."""
+    def is_ours(self, asked: bytes) -> bool:
+        """Whether only a client of ours asks so: by a ticket, or by the command of a stream."""
 
     def refuse(self) -> None:
         """Take nothing new."""
@@ -233,11 +233,13 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             self._listener.find_data().put(context, descriptor, checked, writer)
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        # Only clients of ours do this, and of some releases without saying so in a header.
-        self._listener.let_in(context.peer())
-        with told("DoExchange", whole=True, passing=_BROKEN), calling(caller_of(context)):
+        whole = self._admitted(context).whole
+        with told("DoExchange", whole=whole):
+            data = self._listener.find_data()
+            whole = whole or data.is_ours(descriptor.command or b"")
+        with told("DoExchange", whole=whole, passing=_BROKEN), calling(caller_of(context)):
             checked = _Checked(reader, self._listener, context)
-            self._listener.find_data().exchange(context, descriptor, checked, writer)
+            data.exchange(context, descriptor, checked, writer)
 
     def list_flights(self, context: Any, criteria: bytes) -> Iterator[Any]:
         del criteria
