@@ -82,7 +82,7 @@ from lowmark.node.settings import Settings, chosen
 from lowmark.node.showing import found_secret
 from lowmark.node.status import StatusService, parts_here, watermark_status
 from lowmark.node.strangers import Door
-from lowmark.node.tls import NodeTls, authority_of, check_mode
+from lowmark.node.tls import NodeTls, ServedCertificates, authority_of, check_mode
 from lowmark.node.token_actions import TokenActions
 from lowmark.node.tokens import Tokens
 from lowmark.placement import Adjust, MetastoreMembers, Placement
@@ -278,8 +278,8 @@ class Node:
             self.peers_place = Place(transport.listens_at, transport.address)
             """Where it is for other nodes."""
             self.loop.around = self.groups.turn
-            self.of_servers: list[Callable[[], list[str]]] = []
-            """What is wrong with servers of this process that a program has started."""
+            self.of_servers: list[ServedCertificates] = []
+            """Of servers of this process that a program has started."""
             self.tls = NodeTls(options.tls, options.speaks_tls, runtime.network)
             self._server = None if options.embedded else self._listener(options)
             if self._server is not None:
@@ -305,6 +305,7 @@ class Node:
             self.tokens_of_callers = Tokens(self.loop, self.cluster, asked=options.tokens)
             self.first_token = FirstToken(self.loop, runtime.disk, self.cluster.metastore)
             self.status.open_at = lambda: tuple(self.open_at)
+            self.status.endings = self._endings
             self.status.tokens = options.tokens
             self._offer()
             writes = None if options.embedded else prepare(runtime.disk, join=bool(join))
@@ -575,8 +576,13 @@ class Node:
 
     def _of_tls(self) -> list[str]:
         """What is wrong with its certificates, or will be soon; and whom it does not believe."""
-        served = [one for problems in self.of_servers for one in problems()]
+        served = [one for each in self.of_servers for one in each.problems()]
         return [*self.tls.problems(self.groups.transport.refused), *served]
+
+    def _endings(self) -> tuple[str, ...]:
+        """What of its certificates ends soon, or has ended."""
+        served = [one for each in self.of_servers for one in each.endings()]
+        return (*self.tls.endings(), *served)
 
     def _said(self, address: str) -> str:
         """As clients are told it: an address says whether its server speaks TLS."""

@@ -87,9 +87,9 @@ class Server:
         if tokens:
             backend.node.bridge.call(callers.ask)
         self._node = backend.node
-        self._problems: Callable[[], list[str]] = list
         self._watched = self._watch(os.fspath(tls), place) if tls else None
         certificates = None if self._watched is None else ServedCertificates(self._watched)
+        self._shown = certificates
         try:
             self.listener = Listener(
                 place.listens_at if path is None else f"{SCHEME}{path}",
@@ -102,9 +102,8 @@ class Server:
             self._end_watch()
             raise
         if certificates is not None:
-            self._problems = certificates.problems
             backend.node.bridge.call(partial(certificates.follow, self.listener))
-            backend.node.of_servers.append(self._problems)
+            backend.node.of_servers.append(certificates)
         if path is None:
             place = place.with_port(host_and_port(self.listener.address)[1])
         open_at = guard.open_at(place) if path is None else ()
@@ -149,10 +148,10 @@ class Server:
         return self._node.bridge.ask_now(watch, timeout_s=_WATCH_S)
 
     def _end_watch(self) -> None:
-        if self._watched is not None:
+        if self._watched is not None and self._shown is not None:
             self._watched.end()
             with contextlib.suppress(ValueError):
-                self._node.of_servers.remove(self._problems)
+                self._node.of_servers.remove(self._shown)
 
     def _action(self, name: str) -> Action:
         def act(body: bytes, call: Call) -> Iterable[bytes]:
