@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,9 +24,11 @@ from lowmark.errors import (
     TokenUnknown,
     Unauthenticated,
 )
+from lowmark.node import NodeClient
 from lowmark.node.addresses import location_of
+from lowmark.node.messages import ChangeAsk, Nothing, RebalanceReply, RebalanceSettings
 from lowmark.server import Server
-from lowmark.tokens import drawn
+from lowmark.tokens import Secret, drawn
 from server.world import COLUMNS, Served
 
 runner = CliRunner()
@@ -67,6 +70,22 @@ def test_who_did_what_is_known_by_its_token(served: Served) -> None:
     assert [line.by for line in served.db["own"].history()] == [
         served.backend.node.info.name,
     ]
+
+
+def test_who_asked_for_a_change_of_the_cluster_is_in_the_log(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = Secret(served.db.tokens.create("operator").token)
+    with (
+        caplog.at_level(logging.INFO, logger="lowmark"),
+        NodeClient(served.address, secret=secret) as client,
+    ):
+        for paused in (True, False):
+            client.ask("rebalance.change", ChangeAsk(paused=paused), RebalanceSettings)
+        client.ask("rebalance.status", Nothing(), RebalanceReply)  # it only looks
+    noted = [vars(one) for one in caplog.records if one.getMessage() == "a change was asked for"]
+    assert [(one["action"], one["by"]) for one in noted] == [("rebalance.change", "operator")] * 2
+    assert ["true" in one["asked"] for one in noted] == [True, False]
 
 
 def test_commands_show_by_which_token_a_version_was_asked_for(
