@@ -42,7 +42,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 from urllib.parse import unquote
 
-from lowmark.node.cutting import connections, handles
+from lowmark.node.cutting import connections, next_handle
 from lowmark.node.messages import BODY_BYTES_MAX
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,8 @@ logger = logging.getLogger(__name__)
 LOOK_S: Final = 0.02
 CALM_LOOK_S: Final = 1.0
 _SHARE: Final = 10
-"""Looks take one part in ten of a processor's time at most."""
+_CALM_SHARE: Final = 50
+"""Looks take at most one part in so many of a processor's time."""
 _CALM_BYTES: Final = 1 << 20
 _RESERVE: Final = 4
 _TOLD_S: Final = 10.0
@@ -118,24 +119,26 @@ class Strangers:
     def _watch(self) -> None:
         self._keep_handles()
         while not self._over.is_set():
-            began_s, there = time.thread_time(), frozenset[int]()
+            began_s, as_before = time.thread_time(), False
             try:
                 self._give_handles()
-                there = handles()
+                free = next_handle()
                 self._look()
+                as_before = free == next_handle()
                 self._keep_handles()
             except Exception:
                 logger.exception("connections could not be looked at")
-            self._rest(there | {*self._reserve}, took_s=time.thread_time() - began_s)
+            self._rest(time.thread_time() - began_s, calm=as_before and self._calm)
         self._give_handles()
 
-    def _rest(self, there: frozenset[int], *, took_s: float) -> None:
-        """Until the next look: where all are known it may come later, unless a handle is new."""
-        ends_at = time.monotonic() + min(CALM_LOOK_S, self._door.patience_s / 2)
-        pause_s = max(LOOK_S, (_SHARE - 1) * took_s)
-        while not self._over.wait(pause_s) and self._calm and time.monotonic() < ends_at:
-            now = handles()
-            if not now or not now <= there:  # none: all are taken, so that it can't look
+    def _rest(self, took_s: float, *, calm: bool) -> None:
+        """Until the next look: where all are known it comes later, unless a handle is new."""
+        began, free = time.monotonic(), next_handle()
+        least_s = ((_CALM_SHARE if calm else _SHARE) - 1) * took_s
+        most_s = min(CALM_LOOK_S, self._door.patience_s / 2) if calm else 0.0
+        while not self._over.wait(LOOK_S):
+            rested_s = time.monotonic() - began
+            if rested_s >= least_s and (rested_s >= most_s or next_handle() != free):
                 return
 
     def _keep_handles(self) -> None:
