@@ -238,7 +238,7 @@ def test_toml_that_is_none_names_the_line(file: Path) -> None:
         profiles()
 
 
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644])
 def test_a_token_in_a_file_that_others_read_is_refused_and_not_shown(file: Path, mode: int) -> None:
     token = drawn().reveal()
     write(file, f'[profile.a]\ntoken = "{token}"\n[profile.b]\nca = "x"\n', mode=mode)
@@ -255,11 +255,30 @@ def test_a_token_in_a_file_that_others_read_is_refused_and_not_shown(file: Path,
 
 
 @pytest.mark.parametrize("key", ['node = "127.0.0.1:1"', 'token_file = "x.token"'])
-def test_a_file_that_every_user_can_write_names_no_node(file: Path, key: str) -> None:
+@pytest.mark.parametrize(
+    ("mode", "said", "command"),
+    [
+        (0o646, "every user of this machine can write", "chmod go-w"),
+        (0o664, "those of its group", "chmod g-w"),
+    ],
+)
+def test_a_file_that_other_users_can_write_names_no_node(
+    file: Path, key: str, mode: int, said: str, command: str
+) -> None:
     # else another user might name a node there that the token is shown to
-    write(file, f"[profile.a]\n{key}\n", mode=0o646)
-    with pytest.raises(ProfilesUnusable, match="every user of this machine can write") as refused:
+    write(file, f"[profile.a]\n{key}\n", mode=mode)
+    with pytest.raises(ProfilesUnusable, match=said) as refused:
         named_profile("a")
-    assert f"chmod o-w {file}" in refused.value.hint
+    assert f"{command} {file}" in refused.value.hint
     file.chmod(0o644)
     assert named_profile("a").name == "a"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a file to another user")
+def test_a_file_of_another_user_names_no_node(file: Path) -> None:
+    write(file, '[profile.a]\nnode = "127.0.0.1:1"\n')
+    os.chown(file, 12_345, -1)
+    with pytest.raises(ProfilesUnusable, match="belongs to another user"):
+        named_profile("a")
+    os.chown(file, 0, -1)
+    assert named_profile("a").node == "127.0.0.1:1"

@@ -629,6 +629,16 @@ def test_a_dropped_table_is_gone_but_can_be_looked_back_to(db: Database, orders:
     assert [one["id"] for one in then.read(as_of=part.time).to_pylist()] == ["o-1"]
 
 
+def test_a_table_that_was_not_there_yet_is_not_taken_for_a_misspelling(
+    db: Database, orders: Table
+) -> None:
+    before = orders.append([row(1)]).parts[0].time
+    db.create_table("later", {"id": "int64"})
+    with pytest.raises(TableUnknown, match="no table later as of that time") as unknown:
+        db.table("later", as_of=before)
+    assert unknown.value.hint == "There is one now: it was made, or renamed, after that time."
+
+
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_dropped_table_has_the_columns_of_the_time_by_which_it_is_asked_for(
     db: Database, first: int

@@ -46,10 +46,14 @@ def _descriptor(name: str) -> bytes:
     return b"\x08\x01" + _field(3, name.encode())  # a path
 
 
-def _messages(name: str) -> Iterator[bytes]:
+def _command(name: str) -> bytes:
+    return b"\x08\x02" + _field(2, name.encode())
+
+
+def _messages(descriptor: bytes) -> Iterator[bytes]:
     """A stream that says where it goes, and what its columns are."""
     header = pa.schema({"id": pa.int64()}).serialize().to_pybytes()[8:]
-    yield _field(1, _descriptor(name)) + _field(2, header)
+    yield _field(1, descriptor) + _field(2, header)
 
 
 class RawFlight:
@@ -77,7 +81,8 @@ class RawFlight:
         plain: Any = {"request_serializer": bytes, "response_deserializer": bytes}
         try:
             if method in {"DoPut", "DoExchange"}:
-                list(self._channel.stream_stream(path, **plain)(_messages(name), **more))
+                descriptor = _descriptor(name) if method == "DoPut" else _command(name)
+                list(self._channel.stream_stream(path, **plain)(_messages(descriptor), **more))
             elif method in {"GetFlightInfo", "GetSchema"}:
                 self._channel.unary_unary(path, **plain)(_descriptor(name), **more)
             else:

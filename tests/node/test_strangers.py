@@ -21,9 +21,11 @@ from lowmark.node.listener import Listener
 from lowmark.node.strangers import Door
 from lowmark.runtime import host_and_port
 from lowmark.tokens import Caller, Unauthenticated
+from node.half_sent import half_sent
 
 TOKEN = "the right one"
 STRANGERS = 20
+MIB = 1 << 20
 
 
 class OneToken:
@@ -50,8 +52,8 @@ class Client:
         headers = [(b"authorization", f"Bearer {token}".encode())]
         self._options = flight.FlightCallOptions(headers=headers, timeout=20)
 
-    def echo(self) -> bytes:
-        (answer,) = self._flight.do_action(flight.Action("echo", b"x"), self._options)
+    def echo(self, body: bytes = b"x") -> bytes:
+        (answer,) = self._flight.do_action(flight.Action("echo", body), self._options)
         return bytes(answer.body.to_pybytes())
 
     def is_let_in(self) -> bool:
@@ -163,6 +165,52 @@ def test_at_the_limit_of_connections_no_stranger_is_kept() -> None:
         eventually(lambda: all(map(is_cut, silent)))
         for client in clients:
             assert client.echo() == b"x"
+
+
+def test_a_stranger_that_sends_more_than_a_request_has_is_cut_off() -> None:
+    # given two strangers with all the time of the world, and a limit to what each may send
+    door = Door(patience_s=600, stranger_bytes_max=2 * MIB)
+    with contextlib.closing(listening(door)) as listener, ExitStack() as stack:
+        less, its = stack.enter_context(half_sent(listener.address))
+        more, other = stack.enter_context(half_sent(listener.address))
+        # when the first stays a little below it, and the second sends more, of a longer request
+        for one, count in ((less, 2 * MIB - (64 << 10)), (more, 2 * MIB + 1)):
+            one.begin()
+            one.send(count)
+        # then the second is cut off, and the first is not
+        eventually(lambda: is_cut(other))
+        assert not is_cut(its)
+
+
+def test_what_all_strangers_send_together_is_bounded() -> None:
+    # given strangers that each send less than one may, and together more than all may
+    door = Door(patience_s=600, stranger_bytes_max=4 * MIB, strangers_bytes_max=6 * MIB)
+    with contextlib.closing(listening(door)) as listener, ExitStack() as stack:
+        ends = []
+        for count in (MIB, 3 * MIB, 3 * MIB):
+            one, its = stack.enter_context(half_sent(listener.address))
+            one.begin()
+            one.send(count)
+            ends.append(its)
+        # then as many are cut off as it takes, and those that have sent least stay
+        eventually(lambda: sum(map(is_cut, ends)) == 1)
+        assert not is_cut(ends[0])
+
+
+def test_no_client_sends_a_request_without_an_end() -> None:
+    door = Door(patience_s=600, stranger_bytes_max=2 * MIB, client_bytes_max=3 * MIB)
+    with contextlib.closing(listening(door)) as listener, ExitStack() as stack:
+        # given two clients with a token, both of whose first call is over
+        client = stack.enter_context(contextlib.closing(Client(listener)))
+        assert client.echo() == b"x"
+        one, _ = stack.enter_context(half_sent(listener.address))
+        one.ask("echo", bearer=TOKEN)
+        # when one of them begins a request and goes on and on with it, then it is cut off
+        one.begin(bearer=TOKEN)
+        eventually(lambda: not one.send(64 << 10))
+        # and the other sends as much as it likes, call by call
+        for _ in range(8):
+            assert client.echo(bytes(MIB)) == bytes(MIB)
 
 
 @pytest.mark.release

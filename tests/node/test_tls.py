@@ -139,6 +139,8 @@ def test_a_folder_that_can_not_be_used_ends_the_start(tmp_path: Path, authority:
     authority.issue("n3", ["n3.example"])
     with pytest.raises(TlsUnusable, match=r"it is for n3\.example, and others know us as"):
         start(folder(authority, "n3"))
+    # and nothing was made, such as a name that the next start would have to take
+    assert not (tmp_path / "1").exists()
 
 
 def test_with_tls_an_address_that_others_reach_lacks_tokens_alone(authority: Authority) -> None:

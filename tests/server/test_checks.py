@@ -17,7 +17,6 @@ from pyarrow import flight
 
 import lowmark
 from lowmark import errors
-from lowmark.backend.connection import location_of
 from lowmark.backend.protocol import (
     CALL,
     HELLO,
@@ -30,6 +29,7 @@ from lowmark.backend.protocol import (
 from lowmark.catalog import AddColumns, NewColumn, parse_type
 from lowmark.client import Database, Table
 from lowmark.group import COMMAND_BYTES
+from lowmark.node.addresses import location_of
 from lowmark.server import Server
 from lowmark.server.checking import _TOGETHER_ROWS, Checker, Received
 from lowmark.table import Change, KeyForm, Outgoing, outgoing

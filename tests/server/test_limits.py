@@ -17,7 +17,6 @@ from pyarrow import flight
 import lowmark
 from eventually import eventually
 from lowmark import errors
-from lowmark.backend.connection import location_of
 from lowmark.backend.protocol import (
     APPEND,
     CALLS,
@@ -30,6 +29,7 @@ from lowmark.backend.protocol import (
 from lowmark.backend.values import BatchRange, Numbered, ReadRange
 from lowmark.client import Database, Table
 from lowmark.node import NodeClient
+from lowmark.node.addresses import location_of
 from lowmark.node.messages import BODY_BYTES_MAX, Nothing
 from lowmark.node.slots import Slots
 from lowmark.server import Limits, appending

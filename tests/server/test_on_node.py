@@ -24,7 +24,6 @@ from clusters.ports import free_ports
 from eventually import eventually
 from lowmark.access.directory import Directory
 from lowmark.backend.attached import Attached
-from lowmark.backend.connection import location_of
 from lowmark.backend.embedded import Embedded
 from lowmark.backend.protocol import CALLS, Request, encode_request
 from lowmark.backend.remote import RemoteBackend
@@ -41,6 +40,7 @@ from lowmark.node import (
     load_settings,
     make_directory,
 )
+from lowmark.node.addresses import location_of
 from lowmark.node.owner import Owner
 from lowmark.runtime import Locked, NoHandles
 from lowmark.server import Limits, Server, on_node

@@ -18,7 +18,6 @@ import lowmark
 from eventually import eventually
 from frames.alone import in_task, sent
 from lowmark.backend import passing
-from lowmark.backend.connection import location_of
 from lowmark.backend.errors import RequestRefused
 from lowmark.backend.operating import MakePassAsk, PassReply, operated
 from lowmark.backend.passing import Given, end, make, renew, secret_for
@@ -42,6 +41,7 @@ from lowmark.group import Future
 from lowmark.metastore import Do, Put, Remove
 from lowmark.node import pass_actions as limits
 from lowmark.node import tokens as tokens_module
+from lowmark.node.addresses import location_of
 from lowmark.node.callers import calling
 from lowmark.node.token_messages import EndPassAsk
 from lowmark.server import Server

@@ -18,6 +18,7 @@ from clusters.ports import free_ports
 from eventually import eventually
 from lowmark.authority import Authority
 from lowmark.errors import NotLoopback, Rejected, TlsNeeded, TlsUnusable
+from lowmark.node import NodeClient
 from lowmark.runtime import host_and_port
 from lowmark.runtime.certificates import Certificates
 from lowmark.server import Server
@@ -77,6 +78,21 @@ def test_a_server_with_tls_and_tokens_shows_what_it_has_now(
             assert orders.count() == 2
         served.server.close()
         assert not any("cert.pem" in one for one in node.status.problems())
+
+
+def test_a_certificate_that_ends_soon_is_a_warning(tmp_path: Path, authority: Authority) -> None:
+    ca = f"{authority.folder}/ca.pem"
+    with Served(tmp_path / "data", tls=folder(authority)) as served:
+        with NodeClient(served.address, ca=ca) as client:
+            assert client.status().warnings == ()
+            # when less is left of it than 30 days
+            authority.issue("db1", ["127.0.0.1"], days=20)
+            eventually(lambda: bool(client.status().warnings))
+            [warning] = client.status().warnings
+        # then status warns
+        assert warning.kind == "certificate"
+        assert warning.text.startswith(f"node {warning.holder}: the certificate in")
+        assert "cert.pem ends in 19 days, on" in warning.text
 
 
 def test_what_is_no_way_to_serve_by_tls_is_refused(tmp_path: Path, authority: Authority) -> None:

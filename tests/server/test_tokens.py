@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,6 @@ from typer.testing import CliRunner
 
 import lowmark
 from eventually import eventually
-from lowmark.backend.connection import location_of
 from lowmark.cli.app import app
 from lowmark.errors import (
     TokenExists,
@@ -24,8 +24,11 @@ from lowmark.errors import (
     TokenUnknown,
     Unauthenticated,
 )
+from lowmark.node import NodeClient
+from lowmark.node.addresses import location_of
+from lowmark.node.messages import ChangeAsk, Nothing, RebalanceReply, RebalanceSettings
 from lowmark.server import Server
-from lowmark.tokens import drawn
+from lowmark.tokens import Secret, drawn
 from server.world import COLUMNS, Served
 
 runner = CliRunner()
@@ -69,6 +72,22 @@ def test_who_did_what_is_known_by_its_token(served: Served) -> None:
     ]
 
 
+def test_who_asked_for_a_change_of_the_cluster_is_in_the_log(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = Secret(served.db.tokens.create("operator").token)
+    with (
+        caplog.at_level(logging.INFO, logger="lowmark"),
+        NodeClient(served.address, secret=secret) as client,
+    ):
+        for paused in (True, False):
+            client.ask("rebalance.change", ChangeAsk(paused=paused), RebalanceSettings)
+        client.ask("rebalance.status", Nothing(), RebalanceReply)  # it only looks
+    noted = [vars(one) for one in caplog.records if one.getMessage() == "a change was asked for"]
+    assert [(one["action"], one["by"]) for one in noted] == [("rebalance.change", "operator")] * 2
+    assert ["true" in one["asked"] for one in noted] == [True, False]
+
+
 def test_commands_show_by_which_token_a_version_was_asked_for(
     served: Served, token: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,17 +109,32 @@ def test_a_token_is_taken_from_a_file_and_from_the_environment(
     served: Served, token: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "token"
-    file.write_text(f"{token}\n")
-    file.chmod(0o600)
+    file.touch(mode=0o600)
     monkeypatch.setenv("LOWMARK_TOKEN_FILE", str(file))
-    with lowmark.connect(served.address) as there:
-        assert there.tokens.list()
+    for text in (f"{token}\n", f"\n {token} \r\n# of the operators\n"):  # its first line
+        file.write_text(text)
+        with lowmark.connect(served.address) as there:
+            assert there.tokens.list()
     # and what is given counts before both
     with pytest.raises(TokenUnknown):
         lowmark.connect(served.address, token=drawn().reveal())
+    lowmark.connect(served.address, token=f"{token}\n").close()
     monkeypatch.setenv("LOWMARK_TOKEN_FILE", str(tmp_path / "none"))
     with pytest.raises(lowmark.errors.Rejected, match="can't be read"):
         lowmark.connect(served.address)
+
+
+def test_a_token_that_others_may_read_is_warned_of_once_a_process(
+    served: Served, token: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "token"
+    file.write_text(token)
+    file.chmod(0o644)
+    for _ in range(2):
+        words = ["status", "--node", served.address, "--token-file", str(file)]
+        assert runner.invoke(app, words).exit_code == 0
+    said = [one.getMessage() for one in caplog.records]
+    assert said.count("other users of this machine may read a token; close its file to them") == 1
 
 
 def test_what_is_no_token_is_refused_before_anything_is_sent() -> None:

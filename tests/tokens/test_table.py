@@ -113,8 +113,16 @@ def test_a_record_of_a_later_release_is_read_as_far_as_it_is_known() -> None:
 
 def test_clients_see_all_of_a_record_but_its_digest() -> None:
     record = Record(digest=drawn().digest(), ttl_ms=5, by="admin")
-    assert json.loads(shown(token_key("x"), record.encode())) == {"ttl_ms": 5, "by": "admin"}
+    seen = json.loads(shown(token_key("x"), record.encode()))
+    assert seen == {"role": "admin", "ttl_ms": 5, "by": "admin"}
     assert shown(b"topology", b"{}") == b"{}"
+
+
+def test_a_role_is_always_written_and_a_record_of_before_without_one_is_an_administrators() -> None:
+    record = Record(digest=drawn().digest())
+    written = json.loads(record.encode())
+    assert written.pop("role") == "admin"
+    assert Record.decode(json.dumps(written).encode()) == record
 
 
 def test_a_role_of_a_later_release_gives_no_rights_here() -> None:

@@ -35,17 +35,17 @@ def connect(
     `address` is `host:port`, or `unix:PATH` for a socket of this machine. Of a cluster, give
     several, as a list or with commas between: the first of them that answers is used, and any other
     when that one is away. Without an address, $LOWMARK_NODE names it, else the profile.
-    `lowmark+tls://` before the address, or before the first of several, is for servers that speak
-    TLS; `ca` is the file of the authority that signed their certificates, else the one that
-    $LOWMARK_CA names, else that of the profile, else those that this machine knows. A server that
-    is not there yet, or is started again, is waited for: `timeout_s` here, and later for as long as
-    each call may take. Appends are numbered: what is sent again is stored once.
+    `lowmark+tls://` before the address is for servers that speak TLS; before the first of several,
+    it is meant for all. `ca` is the file of the authority that signed their certificates, else the
+    one that $LOWMARK_CA names, else that of the profile, else those that this machine knows. A
+    server that is not there yet, or is started again, is waited for: `timeout_s` here, and later
+    for as long as each call may take. Appends are numbered: what is sent again is stored once.
 
     `token` is for a server that asks for one; without it, the environment names it:
     `LOWMARK_TOKEN`, or `LOWMARK_TOKEN_FILE`, a file that has it; or else the profile does.
     `profile` is the name of a profile in the user's file of them (`lowmark profile list`), else
-    $LOWMARK_PROFILE is. `spark` and `engine` are as for `open`: runs of compaction read the
-    segments of the database, so they are made on its machine.
+    $LOWMARK_PROFILE is. `spark` and `engine` are as for `open`: tasks of a run read a partition's
+    segments where they see its directory, and ask its servers where they don't.
     """
     with using_profile(profile) as chosen:
         first, *also = addresses_of(_address(chosen) if address is None else address)

@@ -25,8 +25,6 @@ more was heard meanwhile may be of such a node, and is not given.
 from __future__ import annotations
 
 import contextlib
-import os
-import re
 import secrets
 import socket
 import threading
@@ -78,17 +76,15 @@ from lowmark.group import (
 )
 from lowmark.metastore.errors import MetastoreOutdated, MetastoreUnreachable
 from lowmark.node import AnswerLost, NodeClosing, NodeSilent, NodeUnreachable
+from lowmark.node.addresses import location_of, unix_path
 from lowmark.node.errors import ActionUnknown, NodeStarting
-from lowmark.node.owner import is_plain_path
 from lowmark.node.showing import showing
-from lowmark.runtime import host_and_port
-from lowmark.runtime.network import TLS_SCHEME, speaks_tls
+from lowmark.runtime.network import TLS_SCHEME, named_together, speaks_tls
 from lowmark.runtime.profiles import authorities
 from lowmark.table import PartitionNotHere
 from lowmark.tokens import Secret, TokensUnknown
 
 refusal_at, roots_for = deferred("lowmark.runtime.handshake", "refusal_at", "roots_for")
-_UNIX: Final = "unix:"
 _NOT_SENT: Final = "failed to connect"
 """What gRPC says, and says only, when there was no connection to send anything by."""
 _OPTIONS: Final = [
@@ -143,9 +139,6 @@ _STUCK = (
 _FLIGHT_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
 
 
-_ODD = re.compile(r"[\s,;/@?#]")
-"""In no name of a host: it is a URL, or several addresses that are not parted by commas."""
-
 Locate: TypeAlias = Callable[[float], str]
 """Gives the address of the server that there is now, within that many seconds."""
 Members: TypeAlias = Callable[[], Sequence[str]]
@@ -163,57 +156,25 @@ def _client(address: str, ca: str | None, secret: Secret | None) -> Any:
     return made(flight.FlightClient(there, generic_options=_OPTIONS, middleware=shown, **roots))
 
 
-def location_of(address: str) -> str:
-    """An address as Flight has it: `host:port`, with `lowmark+tls://` before it if its server
-    speaks TLS, or `unix:PATH`.
-    """
-    if address.startswith(("grpc+", "grpc://")):
-        return address
-    path = unix_path(address)
-    if path is not None:
-        if not is_plain_path(path):
-            raise Rejected(
-                f"{path} can't be the path of a socket: Arrow Flight would take another one",
-                hint="Use letters, digits and ._-+ alone.",
-            )
-        return f"grpc+unix://{path}"
-    host, port = host_and_port(address)
-    if _ODD.search(host):
-        raise Rejected(
-            f"{address!r} is not the address of a server",
-            hint="Give a host and its port, like 127.0.0.1:6570; of several nodes of a cluster,"
-            " with commas between.",
-        )
-    shown = f"[{host}]" if ":" in host else host
-    return f"{'grpc+tls' if speaks_tls(address) else 'grpc+tcp'}://{shown}:{port}"
-
-
 def addresses_of(given: object) -> list[str]:
     """The addresses that a user has named: text with commas between, or a list of them. TLS before
-    the first of a text is meant for all of them.
+    the first is meant for all of them.
     """
     parts: list[object] = []
     if isinstance(given, str):
-        scheme = TLS_SCHEME if speaks_tls(given.strip()) else ""
-        parts = [f"{scheme}{one.strip().removeprefix(scheme)}" for one in given.split(",")]
+        parts = [*given.split(",")]
     if isinstance(given, list | tuple):
         parts = [*given]
-    found = [one.strip() for one in parts if isinstance(one, str)]
+    found = [one for one in parts if isinstance(one, str)]
     if not found or len(found) < len(parts):
         raise Rejected(
             f"{given!r} is not the address of a server",
             hint='Give text: "host:port". Of several nodes: "a:6570,b:6570", or a list.',
         )
-    for one in found:
+    named = named_together(found)
+    for one in named:
         location_of(one)
-    return list(dict.fromkeys(found))
-
-
-def unix_path(address: str) -> str | None:
-    """The path of a Unix socket, from the root on; None: it is no such address."""
-    if not address.startswith(_UNIX):
-        return None
-    return os.path.abspath(address.removeprefix(_UNIX).removeprefix("//"))
+    return named
 
 
 def machine() -> str:

@@ -246,10 +246,14 @@ class PackageMissing(Rejected):
 class TableUnknown(Rejected):
     """There is no table of that name."""
 
-    def __init__(self, name: str, *, known: Sequence[str]) -> None:
+    def __init__(self, name: str, *, known: Sequence[str], then: bool = False) -> None:
+        """`known`: the tables of now; `then`: it is asked for as of an earlier time."""
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"Did you mean {near[0]}?" if near else "Create it first."
-        super().__init__(f"there is no table {name}", hint=hint)
+        if then and name in known:
+            hint = "There is one now: it was made, or renamed, after that time."
+        when = " as of that time" if then else ""
+        super().__init__(f"there is no table {name}{when}", hint=hint)
 
 
 class AppendFailed(Conflict):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Protocol
 
@@ -22,7 +22,7 @@ from lowmark.cli.node_option import (
 )
 from lowmark.cli.session import settings_of, wrong_use
 from lowmark.cli.strangers import warn_of_strangers
-from lowmark.errors import Corrupt, LowmarkError, Rejected
+from lowmark.errors import Corrupt, LowmarkError, Rejected, Unavailable
 from lowmark.inspect import open_offline
 from lowmark.node import (
     DEFAULT_ENDPOINT,
@@ -37,6 +37,8 @@ from lowmark.node import (
     data_path,
 )
 from lowmark.runtime import DiskFailed
+from lowmark.runtime.network import named_together
+from lowmark.runtime.refusals import ServerNotTrusted, TlsNeeded, TlsNotSpoken
 
 NodeOption = Annotated[
     str | None,
@@ -57,7 +59,8 @@ DataOption = Annotated[
 
 
 _LOOK_S = 2.0
-"""Of several nodes that are named, one that says nothing for so long is passed over."""
+"""A node that says nothing for so long is passed over, if several are named."""
+_REFUSED = (ServerNotTrusted, TlsNeeded, TlsNotSpoken)
 
 
 class Source(Protocol):
@@ -84,17 +87,35 @@ def node_client(node: str | None) -> NodeClient:
     if node is None:
         # (a directory counts for nothing here: it is asked for by nodes alone)
         node = variable(NODE_VARIABLE) or node_of_profile()
-    with wrong_use():
-        addresses = [one.strip() for one in (node or DEFAULT_ENDPOINT).split(",")]
-        clients = [NodeClient(address, timeout_s=_LOOK_S) for address in addresses]
-    found = addresses[-1]
-    for client in clients if len(clients) > 1 else ():  # the first that is up
-        with client, contextlib.suppress(NodeUnreachable):
-            client.status()
-            found = client.address
-            break
-    _warn_of_strangers(found)
-    return NodeClient(found)
+    with wrong_use(), contextlib.ExitStack() as stack:
+        addresses = named_together((node or DEFAULT_ENDPOINT).split(","))
+        clients = [
+            stack.enter_context(NodeClient(address, timeout_s=_LOOK_S)) for address in addresses
+        ]
+        stack.pop_all()
+    return NodeClient(_first_that_can(clients))
+
+
+def _first_that_can(clients: Sequence[NodeClient]) -> str:
+    """The address of the first node that can do what it is asked. Without one, that of the first
+    which answers at all: one that is cut off from the others still says what is wrong, and repairs
+    it. The command itself says why the one that it goes to can't do it.
+    """
+    cut_off, refused, away = list[str](), list[str](), list[str]()
+    for client in clients:
+        with client:
+            try:
+                warn_of_strangers(client.guard().open_at)
+                return client.address
+            except NodeUnreachable:
+                away.append(client.address)
+            except _REFUSED:
+                refused.append(client.address)
+            except Unavailable:  # it is closing or starting, or does not know the tokens
+                cut_off.append(client.address)
+            except LowmarkError:
+                return client.address  # the others would say the same
+    return [*cut_off, *refused, *away][0]
 
 
 def _warn_of_strangers(address: str) -> None:

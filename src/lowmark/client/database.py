@@ -170,14 +170,15 @@ class Database:
         """
         schema, plain = _path(name)
         self._backend.check()
+        then = False
         if as_of is None or (isinstance(as_of, str) and as_of.strip() == "now"):
             # Of now is the newest version: by a time it may be cut before it is looked up.
             found = self._backend.catalog(fresh=True).table_named(schema, plain)
         else:
-            time = parse_time(as_of, now=self._now())
+            then, time = True, parse_time(as_of, now=self._now())
             found = catalog_then(self._backend, time).table_named(schema, plain)
         if found is None:
-            raise TableUnknown(name, known=_names(self._backend.catalog()))
+            raise TableUnknown(name, known=_names(self._backend.catalog()), then=then)
         if as_of is None or self._backend.catalog().table(found.id) is not None:
             return self._table(found)
         return Table(self._session, found, self._compactor, then=found)

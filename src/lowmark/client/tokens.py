@@ -80,7 +80,10 @@ def _millis(expires: str | timedelta | None) -> int:
         return 0
     millis = parse_duration(expires)
     if not millis:
-        raise Rejected(f"{expires!r:.60} is no time for a token", hint=f"Give {DURATION_TAKES}.")
+        raise Rejected(
+            f"{expires!r:.60} is no time for a token",
+            hint=f"Give {DURATION_TAKES}; a hundred years at most.",
+        )
     return millis
 
 

@@ -17,15 +17,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import re
 import socket
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import TypeAlias
 
 from lowmark.errors import Rejected
+from lowmark.node.owner import SCHEME, is_plain_path
 from lowmark.runtime import AddressInUse, AddressUnusable, host_and_port
-from lowmark.runtime.network import TLS_SCHEME
+from lowmark.runtime.network import named_together, speaks_tls
 
 DEFAULT_ENDPOINT = "127.0.0.1:6570"
 _ODD = re.compile(r"[\s,;/@?#]")
@@ -97,19 +100,23 @@ class Guard:
 
     def check(self, *places: Place) -> None:
         """Refuse addresses at which strangers could come in."""
-        for address in self.open_at(*places):
-            if not self.insecure:
-                raise NotLoopback(address, missing=self._missing())
+        for place in () if self.insecure else self._open(places):
+            there = place.advertised
+            if is_loopback(there):  # it is the other address that others can reach
+                there = place.listens_at
+            raise NotLoopback(there, missing=self._missing())
 
     def open_at(self, *places: Place) -> tuple[str, ...]:
         """The addresses, as others are told them, at which strangers can come in."""
-        if not self._missing():
-            return ()
-        return tuple(
-            place.advertised
+        return tuple(place.advertised for place in self._open(places))
+
+    def _open(self, places: Iterable[Place]) -> list[Place]:
+        return [
+            place
             for place in places
-            if not (is_loopback(place.listens_at) and is_loopback(place.advertised))
-        )
+            if self._missing()
+            and not (is_loopback(place.listens_at) and is_loopback(place.advertised))
+        ]
 
     def _missing(self) -> str:
         absent = {"TLS": not self.tls, "tokens": not self.tokens}
@@ -152,10 +159,39 @@ def peers_beside(endpoint: str) -> str:
 
 
 def addresses_of(given: str) -> list[str]:
-    """Addresses with commas between them, each once. TLS before the first is meant for all."""
-    scheme = TLS_SCHEME if given.strip().startswith(TLS_SCHEME) else ""
-    found = [f"{scheme}{one.strip().removeprefix(scheme)}" for one in given.split(",")]
-    return [_checked(one) for one in dict.fromkeys(found)]
+    """Addresses of nodes with commas between them; see `named_together`."""
+    return [_checked(one) for one in named_together(given.split(","))]
+
+
+def location_of(address: str) -> str:
+    """An address as Flight has it: `host:port`, with `lowmark+tls://` before it if its server
+    speaks TLS, or `unix:PATH`.
+    """
+    if address.startswith(("grpc+", "grpc://")):
+        return address
+    path = unix_path(address)
+    if path is not None:
+        if not is_plain_path(path):
+            raise Rejected(
+                f"{path} can't be the path of a socket: Arrow Flight would take another one",
+                hint="Use letters, digits and ._-+ alone.",
+            )
+        return f"grpc+unix://{path}"
+    host, port = host_and_port(address)
+    if _ODD.search(host):
+        raise Rejected(
+            f"{address!r} is not the address of a server",
+            hint="Give a host and its port, like 127.0.0.1:6570; of several nodes of a cluster,"
+            " with commas between.",
+        )
+    return f"{'grpc+tls' if speaks_tls(address) else 'grpc+tcp'}://{joined(host, port)}"
+
+
+def unix_path(address: str) -> str | None:
+    """The path of a Unix socket, from the root on; None: it is no such address."""
+    if not address.startswith(SCHEME):
+        return None
+    return os.path.abspath(address.removeprefix(SCHEME).removeprefix("//"))
 
 
 def joined(host: str, port: int) -> str:

@@ -45,7 +45,7 @@ from lowmark.runtime.network import TLS_SCHEME, speaks_tls
 from lowmark.runtime.refusals import TlsNotSpoken
 from lowmark.tokens import Secret, TokenMissing
 
-(joined,) = deferred("lowmark.node.addresses", "joined")
+joined, location_of = deferred("lowmark.node.addresses", "joined", "location_of")
 
 refusal_at, roots_for = deferred("lowmark.runtime.handshake", "refusal_at", "roots_for")
 T = TypeVar("T")
@@ -113,12 +113,11 @@ class NodeClient:
         """`ca`: whom it believes, where nodes speak TLS; `secret`: the token that it shows, by
         default the one that the command line or the environment names; None: it shows none.
         """
-        if address.startswith(SCHEME):  # the owner of a directory of this machine
-            self.address, location = address, f"grpc+unix://{address.removeprefix(SCHEME)}"
-        else:
-            bare = joined(*host_and_port(address))
-            self.address = f"{TLS_SCHEME}{bare}" if speaks_tls(address) else bare
-            location = f"{'grpc+tls' if speaks_tls(address) else 'grpc+tcp'}://{bare}"
+        location = location_of(address)
+        if not address.startswith(SCHEME):  # the owner of a directory of this machine
+            scheme = TLS_SCHEME if speaks_tls(address) else ""
+            address = f"{scheme}{joined(*host_and_port(address))}"
+        self.address = address
         self._timeout_s = timeout_s
         self._ca = ca
         roots = roots_for(address, ca) if speaks_tls(address) else {}

@@ -111,8 +111,8 @@ class DataCalls(Protocol):
     def schema(self, descriptor: Any) -> pyarrow.Schema:
         """`GetSchema`."""
 
-    def is_ours(self, ticket: bytes) -> bool:
-        """Whether only a client of ours asks so."""
+    def is_ours(self, asked: bytes) -> bool:
+        """Whether only a client of ours asks so: by a ticket, or by the command of a stream."""
 
     def refuse(self) -> None:
         """Take nothing new."""
@@ -147,15 +147,17 @@ def _admitted(context: Any) -> _Admitted:
 class _Checked:
     """The messages of a client, each of which counts only if its caller is still let in."""
 
-    def __init__(self, reader: Any, listener: Listener, caller: Caller) -> None:
+    def __init__(self, reader: Any, listener: Listener, context: Any) -> None:
         self._reader = reader
         self._listener = listener
-        self._caller = caller
+        self._caller = caller_of(context)
+        self._peer = context.peer()
 
     def read_chunk(self) -> Any:
         """The next one; `StopIteration` at the end."""
         chunk = self._reader.read_chunk()
         self._listener.callers.check(self._caller)
+        self._listener.let_in(self._peer)
         return chunk
 
 
@@ -207,7 +209,7 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
 
     def _admitted(self, context: Any) -> _Admitted:
         """What is known of a call that was let in; its connection is no stranger's."""
-        self._listener.let_in(context)
+        self._listener.let_in(context.peer())
         return _admitted(context)
 
     def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
@@ -216,7 +218,7 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         return self._listener.act(action.type, action.body, call, whole=admitted.whole)
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
-        self._listener.let_in(context)
+        self._listener.let_in(context.peer())
         return [(name, "") for name in sorted(self._listener.actions)]
 
     def do_get(self, context: Any, ticket: Any) -> Any:
@@ -227,15 +229,17 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             told("DoPut", whole=self._admitted(context).whole, passing=_BROKEN),
             calling(caller_of(context)),
         ):
-            checked = _Checked(reader, self._listener, caller_of(context))
+            checked = _Checked(reader, self._listener, context)
             self._listener.find_data().put(context, descriptor, checked, writer)
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        # Only clients of ours do this, and of some releases without saying so in a header.
-        self._listener.let_in(context)
-        with told("DoExchange", whole=True, passing=_BROKEN), calling(caller_of(context)):
-            checked = _Checked(reader, self._listener, caller_of(context))
-            self._listener.find_data().exchange(context, descriptor, checked, writer)
+        whole = self._admitted(context).whole
+        with told("DoExchange", whole=whole):
+            data = self._listener.find_data()
+            whole = whole or data.is_ours(descriptor.command or b"")
+        with told("DoExchange", whole=whole, passing=_BROKEN), calling(caller_of(context)):
+            checked = _Checked(reader, self._listener, context)
+            data.exchange(context, descriptor, checked, writer)
 
     def list_flights(self, context: Any, criteria: bytes) -> Iterator[Any]:
         del criteria
@@ -380,6 +384,7 @@ class Listener:
             with told("DoGet", whole=whole), self._brief.one():
                 message = next(messages, None)
                 self.callers.check(caller)
+            self.let_in(peer)
             if message is None:
                 return
             with self.waiting.on(peer):
@@ -388,7 +393,7 @@ class Listener:
     @contextlib.contextmanager
     def question(self, what: str, context: Any, *, schema: bool = False) -> Iterator[DataCalls]:
         """What answers for rows, for a call with one answer."""
-        self.let_in(context)
+        self.let_in(context.peer())
         with (
             told(what, whole=_admitted(context).whole, schema=schema),
             self._calls.one(),
@@ -396,10 +401,10 @@ class Listener:
         ):
             yield self.find_data()
 
-    def let_in(self, context: Any) -> None:
-        """A call was let in: its connection is not a stranger's any more."""
+    def let_in(self, peer: str) -> None:
+        """A call of this client was let in, or goes on: its connection is no stranger's."""
         if self._strangers is not None:
-            self._strangers.let_in(context.peer())
+            self._strangers.let_in(peer)
 
     def check(self) -> None:
         """Refuse to begin anything when the end has come."""

@@ -568,7 +568,7 @@ class WarningRow(_Reply, frozen=True):
 
     kind: str
     """`cursor-pins`, `cursor-waits`, `cursor-overdue`, `watermark-held`, `replicas-missing`,
-    `move-failing`, `clock`, `times-ahead`, `insecure` or `no-tokens`.
+    `move-failing`, `clock`, `times-ahead`, `insecure`, `no-tokens` or `certificate`.
     """
     text: str
     table: str = ""

@@ -85,11 +85,12 @@ from lowmark.node.settings import Settings, chosen
 from lowmark.node.showing import found_secret
 from lowmark.node.status import StatusService, parts_here, watermark_status
 from lowmark.node.strangers import Door
-from lowmark.node.tls import NodeTls, authority_of, check_mode
+from lowmark.node.tls import NodeTls, ServedCertificates, authority_of, check_mode
 from lowmark.node.token_actions import TokenActions
 from lowmark.node.tokens import Tokens
 from lowmark.placement import Adjust, MetastoreMembers, Placement
 from lowmark.runtime import Disk, RealDisk, RealLoop, TlsFiles, host_and_port, real_runtime
+from lowmark.runtime.certificates import check_files
 from lowmark.runtime.disk import closing_command, open_to_others, what_others_may
 from lowmark.runtime.network import TLS_SCHEME, speaks_tls
 from lowmark.runtime.refusals import TlsNeeded, TlsNotSpoken
@@ -194,6 +195,12 @@ class NodeOptions:
             _ = self.join and addresses_of(self.join)
             check_mode(self.tls, self.tls_mode)
 
+    def check_certificate(self) -> None:
+        """Refuse one that other nodes would refuse, before anything is made."""
+        if self.tls and not self.embedded:
+            _, peers = self.places()
+            check_files(TlsFiles.of_folder(self.tls), host_and_port(peers.advertised)[0])
+
     @property
     def speaks_tls(self) -> str:
         """How it speaks TLS with other nodes (`PeerAddress.tls`)."""
@@ -231,6 +238,7 @@ class Node:
         self.open_at: list[str] = []
         """The addresses at which strangers can come in; of servers of an embedded one, too."""
         options.check()
+        options.check_certificate()
         # Asked before anything is opened: nothing has to be closed if no node answers.
         ways = _ways(options) if options.join else []
         join = _seed(options, ways, self.settings.ledger.location)
@@ -282,8 +290,8 @@ class Node:
             self.peers_place = Place(transport.listens_at, transport.address)
             """Where it is for other nodes."""
             self.loop.around = self.groups.turn
-            self.of_servers: list[Callable[[], list[str]]] = []
-            """What is wrong with servers of this process that a program has started."""
+            self.of_servers: list[ServedCertificates] = []
+            """Of servers of this process that a program has started."""
             self.tls = NodeTls(options.tls, options.speaks_tls, runtime.network)
             self._server = None if options.embedded else self._listener(options)
             if self._server is not None:
@@ -310,6 +318,7 @@ class Node:
             self.tokens_of_callers = Tokens(self.loop, self.cluster, asked=options.tokens)
             self.first_token = FirstToken(self.loop, runtime.disk, self.cluster.metastore)
             self.status.open_at = lambda: tuple(self.open_at)
+            self.status.endings = self._endings
             self.status.tokens = options.tokens
             self._offer()
             writes = None if options.embedded else prepare(runtime.disk, join=bool(join))
@@ -589,8 +598,13 @@ class Node:
 
     def _of_tls(self) -> list[str]:
         """What is wrong with its certificates, or will be soon; and whom it does not believe."""
-        served = [one for problems in self.of_servers for one in problems()]
+        served = [one for each in self.of_servers for one in each.problems()]
         return [*self.tls.problems(self.groups.transport.refused), *served]
+
+    def _endings(self) -> tuple[str, ...]:
+        """What of its certificates ends soon, or has ended."""
+        served = [one for each in self.of_servers for one in each.endings()]
+        return (*self.tls.endings(), *served)
 
     def _said(self, address: str) -> str:
         """As clients are told it: an address says whether its server speaks TLS."""

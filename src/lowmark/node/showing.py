@@ -11,6 +11,7 @@ import logging
 import os
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from pyarrow import flight
@@ -60,14 +61,11 @@ def found_secret() -> Secret | None:
 
 
 def secret_in(path: str) -> Secret:
-    """The token in a file."""
+    """The token in a file: its first line, whatever stands below."""
     try:
         with open(os.path.expanduser(path), "rb") as file:
             if os.fstat(file.fileno()).st_mode & 0o077:
-                logger.warning(
-                    "other users of this machine may read a token; close its file to them",
-                    extra={"file": path, "command": f"chmod 600 {path}"},
-                )
+                _warn(path)
             text = file.read(_BYTES_MAX)
     except OSError as error:
         raise Rejected(
@@ -75,14 +73,23 @@ def secret_in(path: str) -> Secret:
             hint="Name the file that has the token: admin.token in the directory of the node that"
             " founded the cluster, say.",
         ) from error
-    return Secret(text.decode(errors="replace").strip())
+    first, _, _ = text.decode(errors="replace").strip().partition("\n")
+    return Secret(first.strip())
+
+
+@cache  # a command asks for its token several times
+def _warn(path: str) -> None:
+    logger.warning(
+        "other users of this machine may read a token; close its file to them",
+        extra={"file": path, "command": f"chmod 600 {path}"},
+    )
 
 
 def secret_of(token: str | Secret | None) -> Secret | None:
     """The token that a client was given; without, what `found_secret` finds."""
     if token is None:
         return found_secret()
-    return token if isinstance(token, Secret) else Secret(token)
+    return token if isinstance(token, Secret) else Secret(token.strip())
 
 
 class _Header(flight.ClientMiddleware):  # type: ignore[misc]

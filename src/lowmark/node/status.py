@@ -336,6 +336,8 @@ class Said(msgspec.Struct, frozen=True, array_like=True):
     """The addresses at which strangers can come in."""
     tokens: bool | None = None
     """Whether it asks its callers for tokens; None: it is of an earlier release."""
+    endings: tuple[str, ...] = ()
+    """What of its certificates ends soon, or has ended."""
 
 
 T = TypeVar("T")
@@ -369,6 +371,8 @@ class Known:
     """The addresses of nodes at which strangers can come in, by number."""
     tokens: Mapping[int, bool | None] = field(default_factory=dict)
     """Whether nodes ask their callers for tokens, by number, of those that say."""
+    endings: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    """What of nodes' certificates ends soon, or has ended, by number."""
     now_ms: int = 0
     clocks_off: Sequence[Off] = ()
     """The clocks that are wrong, as `own`, the node that says so, knows them."""
@@ -454,6 +458,7 @@ class StatusService:
         self.problems: Callable[[], list[str]] = list
         """What is wrong with what is built on the cluster."""
         self.open_at: Callable[[], tuple[str, ...]] = tuple
+        self.endings: Callable[[], tuple[str, ...]] = tuple
         """The addresses at which strangers can come in here."""
         self.tokens = False
         """Whether callers must show a token here; set by the node."""
@@ -477,7 +482,8 @@ class StatusService:
         no_moves: list[FailingMove] = []
         failing = trying.get("the moves", self.failing, no_moves)
         sound = [copy for copy in copies if copy is not None]
-        return Said(sound, trying.problem, tables, failing, self.open_at(), self.tokens)
+        own = self.open_at(), self.tokens, self.endings()
+        return Said(sound, trying.problem, tables, failing, *own)
 
     def status(self) -> Future[Status]:
         """Of the whole cluster, as far as its nodes answer."""
@@ -514,7 +520,9 @@ class StatusService:
         known = replace(known, problems=problems, tables=tables, failing=failing, silent_ms=heard)
         tokens = {node: each.tokens for node, each in said.items()}
         tokens[self._groups.node] = own.tokens
-        known = replace(known, open_at=open_at, tokens=tokens)
+        endings = {node: each.endings for node, each in said.items()}
+        endings[self._groups.node] = own.endings
+        known = replace(known, open_at=open_at, tokens=tokens, endings=endings)
         if trying.problem and all(node.number != self._groups.node for node in known.nodes):
             # It has left, or does not know itself any more: its problem needs a place all the same.
             known = replace(known, nodes=[*known.nodes, self._cluster.node])
@@ -614,6 +622,7 @@ def merged(known: Known, copies: Iterable[Copy]) -> Status:
                 for node in open_nodes
             ),
             *_token_warnings(known),
+            *_certificate_warnings(known),
         ),
         insecure=tuple(names[node] for node in open_nodes),
     )
@@ -631,6 +640,13 @@ def _token_warnings(known: Known) -> Iterable[WarningRow]:
                 " it again with --tokens"
             )
             yield WarningRow(kind="no-tokens", holder=node.name, text=text)
+
+
+def _certificate_warnings(known: Known) -> Iterable[WarningRow]:
+    """The nodes to whom the others will not speak any more soon, or do not already."""
+    for node in known.nodes:
+        for what in known.endings.get(node.number, ()):
+            yield WarningRow(kind="certificate", holder=node.name, text=f"node {node.name}: {what}")
 
 
 def _copy_of_none(group: str, nodes: tuple[int, ...]) -> Copy:

@@ -100,6 +100,10 @@ class ServedCertificates:
         """What a person should know."""
         return [*self._watched.problems(), *([self._unserved] if self._unserved else ())]
 
+    def endings(self) -> list[str]:
+        """What of it ends soon, or has ended."""
+        return self._watched.endings()
+
     def _serve_anew(self) -> None:
         """Give the listener the certificates of now, if it has others, or does not listen."""
         tls, listener = self._watched.tls, self._listener
@@ -173,6 +177,10 @@ class NodeTls:
                 for address, why in refused.items()
             ),
         ]
+
+    def endings(self) -> list[str]:
+        """What of its certificates ends soon, or has ended."""
+        return [] if self._served is None else self._served.endings()
 
 
 def _shown(tls: Tls) -> Certificates:

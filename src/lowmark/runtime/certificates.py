@@ -82,8 +82,11 @@ class Certificates:
 
     def problems(self) -> list[str]:
         """What a person should know: files that can't be used, and what ends soon."""
-        found = [] if self._unusable is None else [self._unusable.message]
-        now_s = self._loop.wall_ms() / 1_000
+        return [*([] if self._unusable is None else [self._unusable.message]), *self.endings()]
+
+    def endings(self) -> list[str]:
+        """What has ended, or ends soon."""
+        found, now_s = list[str](), self._loop.wall_ms() / 1_000
         for end in self.tls.ends:
             left_s = end.ends_s - now_s
             day = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(end.ends_s))
@@ -132,6 +135,11 @@ class Certificates:
         self.tls = found.tls
         self.read_at_ms = self._loop.wall_ms()
         logger.info("certificates were read again", extra={"path": self._files.certificate})
+
+
+def check_files(files: TlsFiles, host: str) -> None:
+    """Refuse files that can't be used, or by which no peer would believe that we are this host."""
+    _read_at_start(files).check_ours(host)
 
 
 def _look(files: TlsFiles, known: _Marks, now: Tls, hosts: tuple[str, ...]) -> _Found | None:

@@ -15,7 +15,7 @@ there. Whoever finds rubbish inside a well-formed frame cuts the peer off.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -81,6 +81,17 @@ CA_VARIABLE: Final = "LOWMARK_CA"
 def speaks_tls(address: str) -> bool:
     """Whether an address says that its server does."""
     return address.startswith(TLS_SCHEME)
+
+
+def named_together(addresses: Iterable[str]) -> list[str]:
+    """Addresses that a user has named in one text or one list, each once.
+
+    TLS before the first is meant for all of them: any may be the one that answers, and is shown the
+    token. Everything that takes several addresses takes them through here.
+    """
+    found = [one.strip() for one in addresses]
+    scheme = TLS_SCHEME if found and speaks_tls(found[0]) else ""
+    return list(dict.fromkeys(f"{scheme}{one.removeprefix(scheme)}" for one in found))
 
 
 def host_and_port(address: str) -> tuple[str, int]:

@@ -172,14 +172,11 @@ def profiles() -> dict[str, Profile]:
     path = profiles_file()
     try:
         with open(path, "rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
+            found_file = os.fstat(file.fileno())
             content = file.read(_FILE_BYTES_MAX + 1)
-        if stat.S_ISREG(mode) and mode & stat.S_IWOTH:
-            raise ProfilesUnusable(
-                f"every user of this machine can write {path}",
-                detail="A user may put a node there to which your next command shows its token.",
-                hint=f"Close the file to them: chmod o-w {path}. Then look at what it has.",
-            )
+        mode = found_file.st_mode
+        if stat.S_ISREG(mode):
+            _check_writers(path, found_file)
         if len(content) > _FILE_BYTES_MAX:
             raise ProfilesUnusable(f"the file of profiles {path} is larger than 1 MiB")
         read = tomllib.loads(content.decode())
@@ -211,6 +208,26 @@ def profiles() -> dict[str, Profile]:
             " revoke it.",
         )
     return found
+
+
+def _check_writers(path: str, found: os.stat_result) -> None:
+    """Refuse a file that a user other than this one, and root, can write, as ssh does its own."""
+    if found.st_uid not in {os.geteuid(), 0}:
+        who = f"{path} belongs to another user"
+        close = f"Make it yours: chown {os.geteuid()} {path}"
+    elif found.st_mode & stat.S_IWOTH:
+        who = f"every user of this machine can write {path}"
+        close = f"Close the file to them: chmod go-w {path}"
+    elif found.st_mode & stat.S_IWGRP:
+        who = f"other users of this machine can write {path}: those of its group"
+        close = f"Close the file to them: chmod g-w {path}"
+    else:
+        return
+    raise ProfilesUnusable(
+        who,
+        detail="A user may put a node there to which your next command shows its token.",
+        hint=f"{close}. Then look at what it has.",
+    )
 
 
 def _profile(name: str, section: Any, path: str) -> Profile:

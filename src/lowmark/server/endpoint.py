@@ -79,9 +79,9 @@ class Endpoint:
         """An action of our clients."""
         return self._service.hello(body) if name == HELLO else self._service.call(body)
 
-    def is_ours(self, ticket: bytes) -> bool:
-        """Whether only a client of ours asks so."""
-        return is_request(ticket)
+    def is_ours(self, asked: bytes) -> bool:
+        """Whether only a client of ours asks so: by a ticket, or by the command of a stream."""
+        return is_request(asked) or asked.startswith((CALLS, APPEND))
 
     def get(self, ticket: bytes) -> tuple[pa.Schema, Iterator[Any]]:
         """A read."""

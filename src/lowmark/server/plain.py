@@ -20,12 +20,12 @@ import msgspec
 import pyarrow as pa
 from pyarrow import flight
 
-from lowmark.backend.connection import location_of
 from lowmark.backend.embedded import Embedded
 from lowmark.backend.errors import RequestRefused, TableUnknown
 from lowmark.backend.spread import Spread
 from lowmark.client import Database, Reader, Table
 from lowmark.convert.times import known_in, parse_time
+from lowmark.node.addresses import location_of
 from lowmark.server.receiving import chunks_of
 from lowmark.table import SYSTEM_COLUMNS, TimeInFuture
 

@@ -17,7 +17,6 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from lowmark.backend.connection import location_of, unix_path
 from lowmark.backend.exits import at_exit, come_first
 from lowmark.backend.forks import check_fork, made
 from lowmark.backend.protocol import CALL, HELLO
@@ -25,7 +24,7 @@ from lowmark.client import Database
 from lowmark.errors import LowmarkError, Rejected
 from lowmark.formatting import insecure_words
 from lowmark.node.action import Action, Call
-from lowmark.node.addresses import Guard, Place, place_of
+from lowmark.node.addresses import Guard, Place, location_of, place_of, unix_path
 from lowmark.node.callers import calling
 from lowmark.node.listener import Listener
 from lowmark.node.owner import SCHEME
@@ -88,9 +87,9 @@ class Server:
         if tokens:
             backend.node.bridge.call(callers.ask)
         self._node = backend.node
-        self._problems: Callable[[], list[str]] = list
         self._watched = self._watch(os.fspath(tls), place) if tls else None
         certificates = None if self._watched is None else ServedCertificates(self._watched)
+        self._shown = certificates
         try:
             self.listener = Listener(
                 place.listens_at if path is None else f"{SCHEME}{path}",
@@ -104,9 +103,8 @@ class Server:
             raise
         try:
             if certificates is not None:
-                self._problems = certificates.problems
                 backend.node.bridge.call(partial(certificates.follow, self.listener))
-                backend.node.of_servers.append(self._problems)
+                backend.node.of_servers.append(certificates)
             if path is None:
                 place = place.with_port(host_and_port(self.listener.address)[1])
             open_at = guard.open_at(place) if path is None else ()
@@ -151,10 +149,10 @@ class Server:
         return self._node.bridge.ask_now(watch, timeout_s=_WATCH_S)
 
     def _end_watch(self) -> None:
-        if self._watched is not None:
+        if self._watched is not None and self._shown is not None:
             self._watched.end()
             with contextlib.suppress(ValueError):
-                self._node.of_servers.remove(self._problems)
+                self._node.of_servers.remove(self._shown)
 
     def _action(self, name: str) -> Action:
         def act(body: bytes, call: Call) -> Iterable[bytes]:

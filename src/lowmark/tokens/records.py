@@ -64,8 +64,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     digest: bytes
     """Base 64 in JSON."""
-    role: str = ADMIN_ROLE
-    """What it may do: one value from the start, so that more roles need no other format."""
+    # (Made by a function, so that it is written though it is the default.)
+    role: str = msgspec.field(default_factory=lambda: ADMIN_ROLE)
+    """What it may do: one value from the start, so that more roles need no other format. It is
+    always written, so that what is missing is no right. Releases before left out `admin`."""
     ttl_ms: int = 0
     """How long it is in force, from when it was created; 0: until it is revoked."""
     by: str = ""
