@@ -63,4 +63,4 @@ def test_what_the_guide_shows_works_on_two_nodes(tmp_path: Path) -> None:
 
 def test_the_errors_that_it_names_are_there() -> None:
     for name in set(re.findall(r"^\| `(Copy\w+)`", GUIDE, re.MULTILINE)):
-        assert issubclass(getattr(errors, name), errors.Rejected)
+        assert issubclass(getattr(errors, name), errors.Rejected | errors.Unavailable)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -14,14 +14,20 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from lowmark.faces import deferred
 from lowmark.frames.carrying import worded
-from lowmark.frames.change_stream import ChangeStreamReader
-from lowmark.frames.changes import ChangesReader
 from lowmark.frames.columns import spark_schema
 from lowmark.frames.options import Options
 from lowmark.frames.reading import LogReader, PushingReader, TableReader, schema_of
 from lowmark.frames.sink import BatchWriter, StreamWriter
 from lowmark.frames.stream import StreamReader
+
+if TYPE_CHECKING:
+    from lowmark.frames.change_stream import ChangeStreamReader
+    from lowmark.frames.changes import ChangesReader
+else:
+    (ChangeStreamReader,) = deferred("lowmark.frames.change_stream", "ChangeStreamReader")
+    (ChangesReader,) = deferred("lowmark.frames.changes", "ChangesReader")
 
 _PUSHES: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
