@@ -35,6 +35,7 @@ import contextlib
 import logging
 import os
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -53,6 +54,7 @@ _SHARE: Final = 10
 _CALM_SHARE: Final = 50
 """Looks take at most one part in so many of a processor's time."""
 _CALM_BYTES: Final = 1 << 20
+_AT_ONCE: Final = struct.pack("ii", 1, 0)
 _RESERVE: Final = 4
 _TOLD_S: Final = 10.0
 
@@ -215,6 +217,9 @@ class Strangers:
             number = here.number
             if number in numbers and not may_stay(here.peer, number):
                 with contextlib.suppress(OSError):
+                    # A reset, since a client that is still sending may not see a usual end for a
+                    # minute: its window is closed, and nobody opens it any more.
+                    here.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
                     here.socket.shutdown(socket.SHUT_RDWR)
                     count += 1
         return count
