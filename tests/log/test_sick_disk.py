@@ -269,8 +269,8 @@ def test_a_group_that_a_newer_release_wrote_keeps_its_wal_files() -> None:
     world.append(6, 10)
     path = f"groups/g/{number(1)}.segment"
     file = world.disk.killed().open(path, "write")
-    own = file.read_at(4, 2)
-    file.write_at(4, [b"\x63\x00"])
+    own = file.read_at(4, 4)
+    file.write_at(4, [b"\x63\x00\x07\x00"])
     file.sync()
     # when this release has had the log open, then the one that can read it finds all of it
     log = Log.open(world.runtime, world.config)
