@@ -372,7 +372,7 @@ def _decoders() -> dict[str, Callable[[bytes], object]]:
 @pytest.mark.parametrize("path", _decoders())
 def test_a_newer_version_is_refused_by_name(path: str) -> None:
     # given a shown file that says it is of version 2, and whose head has something new besides:
-    # with our version in its place the checksum would be right, if a bit of it was all that is wrong
+    # with our version in its place the checksum would be right if a bit of it was all that is wrong
     data = bytearray(shown(path))
     data[4:6] = (2).to_bytes(2, "little")
     data[6] ^= 8
