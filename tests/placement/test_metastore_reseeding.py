@@ -7,7 +7,7 @@ import pytest
 from lowmark.catalog import AlterZone, TableId
 from lowmark.errors import MetastoreDamagedHere, QuarantinedHere
 from lowmark.log import Damaged
-from lowmark.metastore import GROUP, cluster
+from lowmark.metastore import GROUP
 from lowmark.metastore.identity import DUE
 from placement.test_metastore_reset import reset_directory, run_until_members, start_again
 from placement.test_reseeding import is_sound
@@ -103,10 +103,9 @@ def test_a_crash_at_any_time_is_made_good_at_the_next_start(
 
 
 def test_a_copy_that_is_damaged_again_and_again_waits_longer_each_time(
-    world: TableWorld, monkeypatch: pytest.MonkeyPatch
+    world: TableWorld,
 ) -> None:
     # given a node whose disk is sick
-    monkeypatch.setattr(cluster, "_AGAIN_MS", 3_000)
     with_rows(world)
     ill = min(voters(world) - {world.wait_leader().number})
     took = []

@@ -10,12 +10,12 @@ from lowmark.catalog import AlterZone, TableId
 from lowmark.errors import QuarantinedHere
 from lowmark.group import Future
 from lowmark.log import Damaged, NewerFormat
-from lowmark.placement import RebalanceConfig, reseeding
+from lowmark.placement import RebalanceConfig
 from lowmark.placement.assignments import PartitionId
 from lowmark.placement.rebuilding import Rebuild
 from placement.test_moves import stable
 from placement.test_rebuilding import damaged, follower
-from table.world import TableWorld, log_table
+from table.world import TableNode, TableWorld, log_table
 
 pytestmark = pytest.mark.slow
 
@@ -112,9 +112,13 @@ def test_what_a_newer_release_wrote_is_no_damage(world: TableWorld) -> None:
 
 
 def test_a_copy_that_is_damaged_again_and_again_waits_longer_each_time(
-    world: TableWorld, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reseeding, "AGAIN_MS", 3_000)
+    impatient = RebalanceConfig(retry_delay_ms=200, reseed_again_ms=3_000)
+    monkeypatch.setattr(TableNode, "rebalance", impatient)
+    world = TableWorld(nodes=3)
+    world.execute(1, AlterZone(name="default", replicas=3))
+    world.run_for(8_000)
     # given a copy whose disk is sick: whenever it is made anew, it is damaged again
     table = world.create(1, log_table("events"))
     world.append(table, rows=5)

@@ -28,8 +28,10 @@ SMALL = {
     "LOWMARK_LOG_LARGE_ENTRY_BYTES_MIN": "8192",
     "LOWMARK_GROUP_SNAPSHOT_ENTRIES": "100",
     "LOWMARK_METASTORE_SNAPSHOT_ENTRIES": "200",
+    "LOWMARK_REBALANCE_RESEED_AGAIN_MS": "1",
+    "LOWMARK_METASTORE_RENEW_AGAIN_MS": "1",
 }
-"""Small files, so that each kind is there."""
+"""Small files, so that each kind is there; and copies that are damaged again and again."""
 KINDS = {
     "WAL": "wal/*.wal",
     "segment": "groups/table.*/*.segment",
@@ -167,6 +169,8 @@ def damage_one(scene: Scene, number: int, kind: str, dice: Random) -> str:
     soon(lambda: rows_at(nodes, number) == scene.rows)
     soon(lambda: is_sound(nodes))
     done.put_right()
+    # What is committed now is so by all three: the change that brought the new copy in is over.
+    scene.append((number + 1) % 3, some=5)
     # With another one away, this node is one of the majority.
     away = (number + 1 + dice.randrange(2)) % 3
     nodes.kill(away)

@@ -102,7 +102,7 @@ class DamageLife:
             seed,
             config=OFTEN,
             metastore_config=MetastoreConfig(
-                lease_ms=1_500, request_timeout_ms=3_000, snapshot_entries=100
+                lease_ms=1_500, request_timeout_ms=3_000, snapshot_entries=100, renew_again_ms=1
             ),
             log_config=SMALL,
         )

@@ -218,8 +218,6 @@ class Presence:
 
 MEMBERS_SERVICE = "metastore.members"
 _RETRY_MS = 300
-_AGAIN_MS = 60_000
-"""How long a copy that is damaged again waits; twice as long each time."""
 _AGAIN_MS_MAX = 6 * 3_600_000
 _ASK_MS = 3_000
 _HOPS_MAX = 3
@@ -490,7 +488,9 @@ class Cluster:
         now_ms, known = self._loop.wall_ms(), self._identity
         since_ms = abs(now_ms - known.renewed_ms)
         times = known.renewals if since_ms < _AGAIN_MS_MAX else 0
-        wait_ms = min(_AGAIN_MS << min(times - 1, 20), _AGAIN_MS_MAX) if times else 0
+        wait_ms = (
+            min(self.config.renew_again_ms << min(times - 1, 20), _AGAIN_MS_MAX) if times else 0
+        )
         if since_ms < wait_ms:
             self._loop.call_later(wait_ms - since_ms, self._reseeds().ask_again)
             return

@@ -63,6 +63,8 @@ class MetastoreConfig:
     request_timeout_ms: int = 10_000
     snapshot_entries: int = 20_000
     """After this many entries of its log the metastore takes a snapshot."""
+    renew_again_ms: int = 60_000
+    """How long a copy that is damaged again waits; twice as long each time."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.members <= 7 or self.members % 2 == 0:
@@ -70,7 +72,8 @@ class MetastoreConfig:
                 f"metastore.members = {self.members} makes no sound majority",
                 hint="Use 1, 3, 5 or 7: an even number survives no more losses than one less.",
             )
-        for name in ("lease_ms", "watch_patience_ms", "request_timeout_ms", "snapshot_entries"):
+        names = "lease_ms watch_patience_ms request_timeout_ms snapshot_entries renew_again_ms"
+        for name in names.split():
             if getattr(self, name) < 1:
                 raise Rejected(f"metastore.{name} must be at least 1")
 

@@ -21,6 +21,8 @@ class RebalanceConfig:
     """This many partitions of those that a node leads copy data at a time."""
     reseed: bool = True
     """Whether damaged copies are made anew by themselves, where the others do without them."""
+    reseed_again_ms: int = 60_000
+    """How long a copy that is damaged again waits; twice as long each time."""
 
     @property
     def alarm_ms(self) -> int:
@@ -28,6 +30,6 @@ class RebalanceConfig:
         return self.retry_delay_ms * self.retry_max
 
     def __post_init__(self) -> None:
-        for name in ("retry_delay_ms", "retry_max", "moves_max"):
+        for name in ("retry_delay_ms", "retry_max", "moves_max", "reseed_again_ms"):
             if getattr(self, name) < 1:
                 raise Rejected(f"rebalance.{name} must be at least 1")

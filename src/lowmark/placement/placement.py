@@ -700,7 +700,7 @@ class Placement:
                 self._node,
                 self._tables,
                 self.rebuilding,
-                at_once=self._config.moves_max,
+                config=self._config,
             )
         self._reseeding.look(partition)
 

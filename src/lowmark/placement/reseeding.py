@@ -27,6 +27,7 @@ from typing import Final
 from lowmark.errors import CopySound, LowmarkError
 from lowmark.group import Future
 from lowmark.placement.assignments import PartitionId
+from lowmark.placement.config import RebalanceConfig
 from lowmark.placement.rebuilding import Rebuild, Rebuilding
 from lowmark.runtime import Loop
 from lowmark.table import Tables
@@ -38,8 +39,6 @@ STANDS_MS: Final = 30_000
 """One that was thrown away, and that no leader has added since, leaves its turn to others."""
 RETRY_MS: Final = 2_000
 RETRY_MS_MAX: Final = 60_000
-AGAIN_MS: Final = 60_000
-"""How long a copy that is damaged again waits; twice as long each time."""
 AGAIN_MS_MAX: Final = 6 * 3_600_000
 
 
@@ -66,13 +65,20 @@ class Reseeding:
     """One node's. All calls are made on the loop."""
 
     def __init__(
-        self, loop: Loop, node: int, tables: Tables, rebuilding: Rebuilding, *, at_once: int
+        self,
+        loop: Loop,
+        node: int,
+        tables: Tables,
+        rebuilding: Rebuilding,
+        *,
+        config: RebalanceConfig,
     ) -> None:
         self._loop = loop
         self._node = node
         self._tables = tables
         self._rebuilding = rebuilding
-        self._at_once = at_once
+        self._at_once = config.moves_max
+        self._again_ms = config.reseed_again_ms
         self._damaged: dict[PartitionId, _Damaged] = {}
         self._made: dict[PartitionId, tuple[int, int]] = {}
         """How often a copy was made anew in a row, and when it was the last time."""
@@ -98,7 +104,7 @@ class Reseeding:
         if self._now_ms() - at_ms > AGAIN_MS_MAX:
             times = 0
             self._made.pop(partition, None)
-        wait_ms = min(AGAIN_MS << min(times - 1, 20), AGAIN_MS_MAX) if times else 0
+        wait_ms = min(self._again_ms << min(times - 1, 20), AGAIN_MS_MAX) if times else 0
         return max(0, at_ms + wait_ms - self._now_ms())
 
     def _now_ms(self) -> int:
