@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from lowmark.catalog import AlterZone, TableId
@@ -9,6 +11,7 @@ from lowmark.errors import MetastoreDamagedHere, QuarantinedHere
 from lowmark.log import Damaged
 from lowmark.metastore import GROUP
 from lowmark.metastore.identity import DUE
+from metastore.world import QUICK
 from placement.test_metastore_reset import reset_directory, run_until_members, start_again
 from placement.test_reseeding import is_sound
 from table.world import TableWorld, log_table
@@ -102,10 +105,9 @@ def test_a_crash_at_any_time_is_made_good_at_the_next_start(
     world.run_until(lambda: not world[ill].here._identity.renewing)
 
 
-def test_a_copy_that_is_damaged_again_and_again_waits_longer_each_time(
-    world: TableWorld,
-) -> None:
+def test_a_copy_that_is_damaged_again_and_again_waits_longer_each_time() -> None:
     # given a node whose disk is sick
+    world = TableWorld(nodes=3, metastore_config=replace(QUICK, renew_again_ms=3_000))
     with_rows(world)
     ill = min(voters(world) - {world.wait_leader().number})
     took = []

@@ -45,10 +45,6 @@ class Identity(Note, frozen=True, kw_only=True):
     renewing: str = ""
     """How far this node is with a new copy of the metastore, since its own was damaged, or the
     metastore was reset without it: `DUE` or `CATCHING_UP`; empty if its copy is right."""
-    renewals: int = 0
-    """How often in a row its copy was damaged, and given up."""
-    renewed_ms: int = 0
-    """When that was the last time, by this machine's clock."""
     rack: str = ""
     """What it was given the last time: a start that says nothing of it has the same."""
     attributes: dict[str, str] = msgspec.field(default_factory=dict)
@@ -57,6 +53,10 @@ class Identity(Note, frozen=True, kw_only=True):
     """The number of the lost node whose place it takes, or took, when it joins (`replacing`)."""
     replaced_by: str = ""
     """Which node has its place, in words, if another one took it: then it has `left`."""
+    renewals: int = 0
+    """How often in a row its copy was damaged, and given up."""
+    renewed_ms: int = 0
+    """When that was the last time, by this machine's clock."""
 
 
 def load_identity(disk: Disk) -> Identity | None:
